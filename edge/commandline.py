@@ -1,0 +1,125 @@
+"""What both commands share: logging, one-line errors, exit codes. Imports no engine and no rendering library."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from edge.errors import EdgeError, ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["configure_logging", "deployment_argument", "run", "verbosity_options"]
+
+_logger = logging.getLogger("edge")
+
+
+def run(command: click.Command, program: str) -> NoReturn:
+    """Run a click command and end the process with the code that its outcome has in ``ExitCode``.
+
+    An EdgeError, an OSError and Ctrl-C end in one line each on stderr; everything else is our fault and keeps its
+    traceback. ``-v`` shows the traceback of an EdgeError too.
+    """
+    try:
+        code = command.main(prog_name=program, standalone_mode=False)
+        sys.stdout.flush()
+    except EdgeError as error:
+        _logger.debug("traceback", exc_info=error)
+        for line in str(error).splitlines():
+            _complain(line)
+        code = error.exit_code
+    except click.exceptions.Exit as error:
+        code = error.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = ExitCode.USAGE
+    except (click.Abort, KeyboardInterrupt):
+        _complain("interrupted")
+        code = ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output, such as `head`, has gone: that is no error of ours. Keep the interpreter from
+        # flushing into the closed pipe at exit.
+        sys.stderr.close()
+        code = ExitCode.OK
+    except OSError as error:
+        _logger.debug("traceback", exc_info=error)
+        where = f"{error.filename}: " if error.filename else ""
+        _complain(f"{where}{error.strerror or error}")
+        code = ExitCode.IO
+    except Exception:  # noqa: BLE001 - the outermost border: the traceback is printed, the exit code says whose fault it is
+        import traceback
+
+        traceback.print_exc()
+        _complain("internal error: please report it with the lines above")
+        code = ExitCode.INTERNAL
+    raise SystemExit(int(code or 0))
+
+
+def verbosity_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``-v`` and ``-q`` to a command, and configure logging before it runs."""
+
+    @click.option("-v", "--verbose", is_flag=True, help="Show debug messages, and tracebacks of errors.")
+    @click.option("-q", "--quiet", is_flag=True, help="Show warnings and errors only.")
+    @wraps(function)
+    def configured(*args: Any, verbose: bool, quiet: bool, **kwargs: Any) -> Any:
+        configure_logging(logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO)
+        return function(*args, **kwargs)
+
+    return configured
+
+
+deployment_argument = click.argument("deployment", type=click.Path(path_type=Path))
+"""The deployment file. Its absence is told by ``config.load``, in the same words everywhere."""
+
+
+def configure_logging(level: int, *, structured: bool = False) -> None:
+    """Send the log to stderr: plain lines for people, one JSON object a line where ``structured``.
+
+    The formats carry what journald does not add by itself.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonFormatter() if structured else _PlainFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    for name in ("edge", "calibration"):
+        logging.getLogger(name).setLevel(level)
+
+
+class _PlainFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%H:%M:%S", time.localtime(record.created))
+        level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
+        text = f"{stamp} {level}{record.getMessage()}"
+        if record.exc_info:
+            text = f"{text}\n{self.formatException(record.exc_info)}"
+        return text
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        entry = {
+            "time": f"{stamp}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "thread": record.threadName,
+            "message": record.getMessage(),
+            # what the caller passed as extra={"fields": {...}}
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            entry["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)
+
+
+def _complain(line: str) -> None:
+    click.echo(f"{click.style('error:', fg='red', bold=True)} {line}", err=True)

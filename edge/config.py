@@ -1,0 +1,443 @@
+"""The deployment file: one YAML file that calibration, evaluation and the daemon share.
+
+This room declares the sections, loads a file and resolves its relative paths. How a YAML text becomes typed values,
+with every problem found at once, is ``edge.strict``'s job. Whether the named files exist is asked by whoever needs them,
+through ``missing_files``.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from edge import strict
+from edge.errors import ConfigError
+
+__all__ = [
+    "Calibration",
+    "Classification",
+    "Deployment",
+    "DetectionTask",
+    "Engine",
+    "Evaluation",
+    "Folder",
+    "Input",
+    "LayerRule",
+    "Limits",
+    "Model",
+    "Mqtt",
+    "Outbox",
+    "Segmentation",
+    "Stream",
+    "Video",
+    "json_schema",
+    "load",
+    "missing_files",
+]
+
+# Paths of the file, as opposed to texts that happen to look like one: these are resolved against the file's folder.
+PathStr: TypeAlias = Annotated[str, Meta(min_length=1, extra={"path": True})]
+Name: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern="^[A-Za-z0-9][A-Za-z0-9_.-]*$",
+        description="Letters, digits, '_', '.' and '-': it becomes part of MQTT topics and file names.",
+        extra={"says": "a name of letters, digits, '_', '.' and '-', starting with a letter or digit"},
+    ),
+]
+Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+Positive: TypeAlias = Annotated[float, Meta(gt=0)]
+
+
+class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A section of the deployment file: immutable, and closed to unknown keys."""
+
+
+class Input(Section, kw_only=True):
+    """How a picture becomes the model's input: ``(pixel / divide_by - mean) / std`` after resizing."""
+
+    resize: Annotated[
+        Literal["letterbox", "stretch", "crop"],
+        Meta(
+            description="letterbox keeps the aspect ratio and pads; stretch does not keep it; crop resizes the short"
+            " side and cuts the centre, as classifiers are trained."
+        ),
+    ] = "letterbox"
+    size: Annotated[
+        tuple[Annotated[int, Meta(ge=1)], Annotated[int, Meta(ge=1)]] | None,
+        Meta(description="[width, height] in pixels; needed only where the model leaves them dynamic."),
+    ] = None
+    anchor: Annotated[
+        Literal["center", "top-left"], Meta(description="Where a letterboxed picture lies in the input.")
+    ] = "center"
+    fill: Annotated[int, Meta(ge=0, le=255, description="Grey level of the letterbox padding, before normalising.")] = (
+        114
+    )
+    crop_fraction: Annotated[
+        float, Meta(gt=0, le=1, description="For crop: the part of the resized short side that is kept.")
+    ] = 0.875
+    interpolation: Annotated[Literal["linear", "area", "cubic", "nearest"], Meta(description="OpenCV's method.")] = (
+        "linear"
+    )
+    color: Annotated[Literal["rgb", "bgr", "gray"], Meta(description="Channel order that the model expects.")] = "rgb"
+    divide_by: Annotated[float, Meta(gt=0, description="255 for models that expect 0..1, 1 for 0..255.")] = 255.0
+    mean: Annotated[list[float], Meta(min_length=1, max_length=3, description="One value, or one per channel.")] = (
+        msgspec.field(default_factory=lambda: [0.0])
+    )
+    std: Annotated[list[Positive], Meta(min_length=1, max_length=3, description="One value, or one per channel.")] = (
+        msgspec.field(default_factory=lambda: [1.0])
+    )
+
+
+class Task(Section, kw_only=True, tag_field="type"):
+    """What the outputs mean."""
+
+    labels: Annotated[
+        list[str] | str,
+        Meta(
+            description="Class names in the model's order: a list, a text file with one a line, or 'coco80'."
+            " Without them a class is called 'class_7'."
+        ),
+    ] = msgspec.field(default_factory=list)
+
+
+class DetectionTask(Task, kw_only=True, tag="detection"):
+    """Boxes with a class and a score."""
+
+    layout: Annotated[
+        Literal["auto", "yolox", "yolov5", "yolov8", "end-to-end", "detr", "fastestdet", "yunet"],
+        Meta(description="How the outputs are laid out; auto recognises it from their names and shapes."),
+    ] = "auto"
+    score: Annotated[Fraction, Meta(description="Detections below it are dropped.")] = 0.25
+    nms_iou: Annotated[Fraction, Meta(description="Of two boxes of a class that overlap more, the weaker goes.")] = 0.45
+    max_detections: Annotated[int, Meta(ge=1, description="The most that one frame can give.")] = 300
+    keep: Annotated[list[str], Meta(description="Labels to keep; empty keeps all.")] = msgspec.field(
+        default_factory=list
+    )
+    activation: Annotated[
+        Literal["auto", "none", "sigmoid", "softmax"],
+        Meta(description="What turns the class outputs into scores; auto goes by the layout."),
+    ] = "auto"
+
+
+class Segmentation(Task, kw_only=True, tag="segmentation"):
+    """Masks: instances from YOLO-seg prototypes, or the connected regions of one probability map."""
+
+    layout: Annotated[
+        Literal["auto", "yolo-seg", "map"],
+        Meta(description="auto recognises it from the outputs' shapes."),
+    ] = "auto"
+    score: Annotated[Fraction, Meta(description="Objects below it are dropped.")] = 0.25
+    nms_iou: Annotated[Fraction, Meta(description="Of two boxes of a class that overlap more, the weaker goes.")] = 0.45
+    mask_threshold: Annotated[Fraction, Meta(description="A pixel above it belongs to the object.")] = 0.5
+    min_area: Annotated[int, Meta(ge=1, description="Regions of fewer source pixels are dropped (map).")] = 8
+    max_detections: Annotated[int, Meta(ge=1, description="The most that one frame can give.")] = 300
+    keep: Annotated[list[str], Meta(description="Labels to keep; empty keeps all.")] = msgspec.field(
+        default_factory=list
+    )
+
+
+class Classification(Task, kw_only=True, tag="classification"):
+    """One answer about the whole picture, with the runners-up."""
+
+    top_k: Annotated[int, Meta(ge=1, description="How many answers to report.")] = 5
+    score: Annotated[Fraction, Meta(description="Answers below it are not reported.")] = 0.0
+    activation: Annotated[
+        Literal["auto", "none", "sigmoid", "softmax"],
+        Meta(description="What turns the outputs into scores; auto applies softmax unless they already sum to 1."),
+    ] = "auto"
+
+
+class LayerRule(Section, kw_only=True):
+    """Chooses layers of the ONNX graph; every key that is given must match."""
+
+    name: Annotated[
+        str | None, Meta(description="Shell pattern for the node's name, or for the name of one of its outputs.")
+    ] = None
+    op: Annotated[str | None, Meta(description="Operator, such as Conv.")] = None
+    depthwise: Annotated[
+        bool | None, Meta(description="Convolutions with one input channel a group (true), or all others (false).")
+    ] = None
+    attributes: Annotated[
+        dict[str, int | float | str | list[int | float]],
+        Meta(description="Attributes that the node must have with just this value, such as kernel_shape: [1, 1]."),
+    ] = msgspec.field(default_factory=dict)
+
+
+class Calibration(Section, kw_only=True):
+    """How INT8 ranges are found."""
+
+    images: Annotated[
+        list[str] | str,
+        Meta(
+            description="Folder, glob or list file (.txt, one path a line), or several of them.", extra={"path": True}
+        ),
+    ]
+    count: Annotated[int, Meta(ge=1, description="Images to use, sampled evenly with the seed.")] = 128
+    seed: Annotated[int, Meta(ge=0, description="Same seed and images, same sample.")] = 0
+    method: Annotated[
+        Literal["entropy", "max"],
+        Meta(description="entropy: least KL divergence, as TensorRT's EntropyCalibration2; max: the largest |x| seen."),
+    ] = "entropy"
+    tensorrt: Annotated[
+        str,
+        Meta(
+            pattern=r"^\d+\.\d+(\.\d+)?$",
+            description="TensorRT of the device, which the calibration cache is written for. JetPack 5.1: 8.5.2;"
+            " 6.0: 8.6.2; 6.1 and 6.2: 10.3.0.",
+            extra={"says": "a version such as 10.3.0"},
+        ),
+    ] = "10.3.0"
+    fp16: Annotated[
+        list[LayerRule], Meta(description="Layers that stay in floating point: their inputs get no Q/DQ.")
+    ] = msgspec.field(default_factory=list)
+
+
+class Engine(Section, kw_only=True):
+    """What runs the model."""
+
+    backend: Annotated[
+        Literal["auto", "onnxruntime"], Meta(description="auto takes the fastest that this machine has.")
+    ] = "auto"
+    precision: Annotated[
+        Literal["int8", "fp32"], Meta(description="int8 runs the calibrated model, fp32 the one it was made from.")
+    ] = "int8"
+    providers: Annotated[
+        list[Literal["cpu", "cuda", "tensorrt"]],
+        Meta(min_length=1, description="onnxruntime's execution providers, in order of preference."),
+    ] = msgspec.field(default_factory=lambda: ["cpu"])
+    threads: Annotated[
+        int | None, Meta(ge=1, description="CPU threads for one inference; default: onnxruntime's own choice.")
+    ] = None
+
+
+class Limits(Section, kw_only=True):
+    """What INT8 may cost; ``edge-calibrate evaluate`` exits with 1 when one is exceeded."""
+
+    map_drop: Annotated[
+        float | None, Meta(ge=0, le=1, description="Largest allowed loss of COCO mAP 0.50:0.95, where labels are given.")
+    ] = None
+    agreement: Annotated[
+        float | None,
+        Meta(ge=0, le=1, description="Smallest allowed share of FP32's objects (answers) that INT8 finds as well."),
+    ] = None
+
+
+class Evaluation(Section, kw_only=True):
+    """Images, apart from the calibration's, on which INT8 is compared with FP32."""
+
+    images: Annotated[
+        list[str] | str,
+        Meta(description="As for calibration. An image that calibration used is left out.", extra={"path": True}),
+    ]
+    labels: Annotated[PathStr | None, Meta(description="COCO JSON with boxes for these images, for mAP.")] = None
+    limits: Limits = Limits()
+
+
+class Model(Section, kw_only=True):
+    """One model: where it is, how it sees pictures, what its outputs mean, how it is calibrated and run."""
+
+    name: Name
+    path: Annotated[PathStr, Meta(description="The trained FP32 model, ONNX with fixed shapes.")]
+    task: DetectionTask | Segmentation | Classification
+    artifacts: Annotated[
+        PathStr | None,
+        Meta(description="Folder for what calibration writes; default: artifacts/<name> beside this file."),
+    ] = None
+    input: Input = Input()
+    calibration: Calibration | None = None
+    engine: Engine = Engine()
+    evaluation: Evaluation | None = None
+
+    @property
+    def artifacts_dir(self) -> Path:
+        """Folder of the calibration's output."""
+        assert self.artifacts is not None, "load() fills it in"
+        return Path(self.artifacts)
+
+
+class Source(Section, kw_only=True, tag_field="type"):
+    """Where frames come from."""
+
+    fps: Annotated[
+        float | None,
+        Meta(gt=0, le=1000, description="Frames a second; default: the video's own rate, 10 for a folder."),
+    ] = None
+    loop: Annotated[bool, Meta(description="Start again at the end.")] = True
+
+
+class Folder(Source, kw_only=True, tag="folder"):
+    """The pictures of a folder, in order of their names."""
+
+    path: PathStr
+
+
+class Video(Source, kw_only=True, tag="video"):
+    """A video file, played at its own rate or the one given."""
+
+    path: PathStr
+
+
+class Stream(Section, kw_only=True):
+    """A camera, or what stands in for one."""
+
+    name: Name
+    source: Folder | Video
+    model: Annotated[str | None, Meta(description="Name of the model to run; default: the first.")] = None
+
+
+class Outbox(Section, kw_only=True):
+    """Results that the broker has not acknowledged yet."""
+
+    path: Annotated[
+        PathStr | None,
+        Meta(description="SQLite file; default: $STATE_DIRECTORY/outbox.db under systemd, else in memory only."),
+    ] = None
+    max_mb: Annotated[float, Meta(gt=0, description="Beyond it the oldest results are dropped and counted.")] = 64.0
+
+
+class Mqtt(Section, kw_only=True):
+    """The broker, and what we are called there."""
+
+    host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=1, le=65535)] = 1883
+    topic: Annotated[
+        str,
+        Meta(
+            pattern=r"^[^/$#+\s][^#+\s]*[^/#+\s]$|^[^/$#+\s]$",
+            description="Prefix of every topic: <topic>/<device>/...",
+            extra={"says": "a topic without '#', '+', spaces or outer '/'"},
+        ),
+    ] = "edge"
+    protocol: Annotated[
+        Literal["5", "3.1.1"], Meta(description="5 says why the broker refuses something; 3.1.1 for older brokers.")
+    ] = "5"
+    qos: Annotated[Literal[0, 1], Meta(description="1: results are kept until the broker acknowledges them.")] = 1
+    keepalive_s: Annotated[int, Meta(ge=5, le=65535)] = 30
+    username: str | None = None
+    password_file: Annotated[
+        PathStr | None,
+        Meta(
+            description="File whose first line is the password; default: the systemd credential mqtt_password,"
+            " then the environment variable EDGE_MQTT_PASSWORD."
+        ),
+    ] = None
+    outbox: Outbox = Outbox()
+
+
+class Deployment(Section, kw_only=True):
+    """A deployment of jetson-edge: which models run on which streams of one device, and where results go."""
+
+    version: Annotated[Literal[1], Meta(description="Version of this file's format.")]
+    device: Annotated[Name | None, Meta(description="What the device is called in topics; default: its host name.")] = (
+        None
+    )
+    models: Annotated[list[Model], Meta(min_length=1)]
+    streams: list[Stream] = msgspec.field(default_factory=list)
+    mqtt: Mqtt = Mqtt()
+
+    @property
+    def device_id(self) -> str:
+        """Name of the device in topics and messages."""
+        return self.device or socket.gethostname()
+
+    def model(self, name: str | None = None) -> Model:
+        """The model of that name, or the first.
+
+        Raises:
+            ConfigError: there is none of that name.
+        """
+        for model in self.models:
+            if name is None or model.name == name:
+                return model
+        known = ", ".join(model.name for model in self.models)
+        raise ConfigError([f"there is no model {name!r} in this deployment; it has: {known}"])
+
+
+def load(path: Path) -> Deployment:
+    """Read, check and complete a deployment file. Relative paths become absolute, against the file's folder.
+
+    Raises:
+        ConfigError: there is no such file, or with every problem of the file, each as
+            ``FILE:LINE: key: what is wrong and what is allowed``.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError([f"{path}: no such deployment file"]) from None
+    except IsADirectoryError:
+        raise ConfigError([f"{path}: is a folder; name the YAML file in it"]) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"{path}: is not UTF-8 text ({error.reason} at byte {error.start})"]) from None
+    deployment = strict.parse(text, Deployment, source=str(path), check=_cross_check)
+    return _resolve(deployment, path.absolute().parent)
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of the deployment file, for editors."""
+    schema = msgspec.json.schema(Deployment)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "jetson-edge deployment", **schema}
+
+
+def missing_files(deployment: Deployment, keys: tuple[str, ...] = ("path", "labels", "password_file")) -> list[str]:
+    """Say which of the files and folders that the deployment reads are not there, one line each."""
+    found: list[str] = []
+    for key, value in strict.paths_of(deployment):
+        if key.rsplit(".", 1)[-1] in keys and not Path(value).exists() and ".outbox." not in key:
+            found.append(f"{key}: {value}: no such file or folder")
+    return found
+
+
+def _cross_check(deployment: Deployment) -> list[tuple[str, str]]:
+    """Find what no single key can show: (key, what is wrong)."""
+    problems: list[tuple[str, str]] = []
+    for kind, entries in (("models", deployment.models), ("streams", deployment.streams)):
+        seen: set[str] = set()
+        for index, entry in enumerate(entries):
+            if entry.name in seen:
+                problems.append((f"{kind}[{index}].name", f"{entry.name!r} is taken by an earlier entry"))
+            seen.add(entry.name)
+    known = [model.name for model in deployment.models]
+    for index, stream in enumerate(deployment.streams):
+        if stream.model is not None and stream.model not in known:
+            problems.append(
+                (f"streams[{index}].model", f"there is no model {stream.model!r}; allowed: {', '.join(known)}")
+            )
+    for index, model in enumerate(deployment.models):
+        problems += [(f"models[{index}].{key}", text) for key, text in _check_model(model)]
+    mqtt = deployment.mqtt
+    if mqtt.password_file is not None and mqtt.username is None:
+        problems.append(("mqtt.password_file", "needs mqtt.username as well"))
+    return problems
+
+
+def _check_model(model: Model) -> list[tuple[str, str]]:
+    problems: list[tuple[str, str]] = []
+    channels = 1 if model.input.color == "gray" else 3
+    for key, values in (("mean", model.input.mean), ("std", model.input.std)):
+        if len(values) not in (1, channels):
+            problems.append((f"input.{key}", f"has {len(values)} values; {model.input.color} takes 1 or {channels}"))
+    if model.calibration is not None:
+        for index, rule in enumerate(model.calibration.fp16):
+            if rule == LayerRule():
+                problems.append((f"calibration.fp16[{index}]", "chooses nothing; give name, op, depthwise or attributes"))
+    return problems
+
+
+def _resolve(deployment: Deployment, folder: Path) -> Deployment:
+    def absolute(value: str) -> str:
+        return os.path.normpath(folder / Path(value).expanduser())
+
+    models = []
+    for model in deployment.models:
+        artifacts = absolute(model.artifacts or f"artifacts/{model.name}")
+        labels = model.task.labels
+        if isinstance(labels, str) and labels != "coco80":
+            model = msgspec.structs.replace(model, task=msgspec.structs.replace(model.task, labels=absolute(labels)))
+        models.append(msgspec.structs.replace(model, artifacts=artifacts))
+    return strict.map_paths(msgspec.structs.replace(deployment, models=models), absolute)

@@ -1,0 +1,79 @@
+"""Package metadata of jetson-edge. Tool settings live in pyproject.toml."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+VERSION = re.search(r'^__version__ = "(.+)"', (HERE / "edge/__init__.py").read_text(), re.M)[1]
+
+CPU = ["onnxruntime>=1.18", "opencv-python-headless>=4.8"]
+# The Jetson's own TensorRT and OpenCV come from JetPack's apt packages: PyPI's tensorrt is not built for the
+# Jetson and PyPI's OpenCV shadows the only one that has GStreamer, so neither is named here.
+JETSON = ["pycuda>=2022.2", "jetson-stats>=4.2.9"]
+CALIBRATION = [
+    *CPU,
+    "jinja2>=3.1",
+    "onnx>=1.16",
+    "onnx-ir>=0.1.10",
+    "pycocotools>=2.0.8",
+    "rich>=13",
+]
+DEMO = [*CALIBRATION, "amqtt>=0.11"]
+DEV = [
+    *DEMO,
+    "hypothesis>=6.100",
+    "jsonschema>=4.20",
+    "mypy>=1.13",
+    "pillow>=10",
+    "pytest>=8",
+    "ruff>=0.9",
+    "types-PyYAML",
+    "types-jsonschema",
+]
+
+setup(
+    name="jetson-edge",
+    version=VERSION,
+    description="Vision models on NVIDIA Jetson Orin: INT8 calibration, TensorRT engines, and a daemon that stays alive",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.10",
+    packages=find_packages(include=["edge", "edge.*", "calibration", "calibration.*"]),
+    package_data={
+        "edge": ["py.typed", "publish/schemas/*.json", "labels/*.txt"],
+        "calibration": ["py.typed", "templates/*.j2"],
+    },
+    install_requires=[
+        "click>=8.1",
+        "msgspec>=0.19",
+        "numpy>=1.23",
+        "paho-mqtt>=2.0",
+        "pyyaml>=6.0",
+    ],
+    extras_require={
+        "cpu": CPU,
+        "jetson": JETSON,
+        "calibration": CALIBRATION,
+        "demo": DEMO,
+        "dev": DEV,
+    },
+    entry_points={
+        "console_scripts": [
+            "edge-calibrate = calibration.cli:main",
+            "edge-daemon = edge.cli:main",
+        ]
+    },
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Environment :: Console",
+        "Intended Audience :: Developers",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Topic :: Scientific/Engineering :: Image Recognition",
+        "Typing :: Typed",
+    ],
+)
