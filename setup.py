@@ -6,7 +6,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
-VERSION = re.search(r'^__version__ = "(.+)"', (HERE / "edge/__init__.py").read_text(), re.M)[1]
+VERSION = re.search(r'^__version__ = "(.+)"', (HERE / "edge/__init__.py").read_text(), re.MULTILINE)[1]
 
 CPU = ["onnxruntime>=1.18", "opencv-python-headless>=4.8"]
 # The Jetson's own TensorRT and OpenCV come from JetPack's apt packages: PyPI's tensorrt is not built for the
@@ -36,7 +36,7 @@ DEV = [
 setup(
     name="jetson-edge",
     version=VERSION,
-    description="Vision models on NVIDIA Jetson Orin: INT8 calibration, TensorRT engines, and a daemon that stays alive",
+    description="Vision models on NVIDIA Jetson Orin: INT8 calibration, TensorRT engines, a daemon",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",

@@ -1,8 +1,8 @@
 """The deployment file: one YAML file that calibration, evaluation and the daemon share.
 
 This room declares the sections, loads a file and resolves its relative paths. How a YAML text becomes typed values,
-with every problem found at once, is ``edge.strict``'s job. Whether the named files exist is asked by whoever needs them,
-through ``missing_files``.
+with every problem found at once, is ``edge.strict``'s job. Whether the named files exist is asked by whoever needs
+them, through ``missing_files``.
 """
 
 from __future__ import annotations
@@ -52,13 +52,14 @@ Name: TypeAlias = Annotated[
 ]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Positive: TypeAlias = Annotated[float, Meta(gt=0)]
+Count: TypeAlias = Annotated[int, Meta(ge=1)]
 
 
 class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A section of the deployment file: immutable, and closed to unknown keys."""
 
 
-class Input(Section, kw_only=True):
+class Input(Section, frozen=True, kw_only=True):
     """How a picture becomes the model's input: ``(pixel / divide_by - mean) / std`` after resizing."""
 
     resize: Annotated[
@@ -69,7 +70,7 @@ class Input(Section, kw_only=True):
         ),
     ] = "letterbox"
     size: Annotated[
-        tuple[Annotated[int, Meta(ge=1)], Annotated[int, Meta(ge=1)]] | None,
+        tuple[Count, Count] | None,
         Meta(description="[width, height] in pixels; needed only where the model leaves them dynamic."),
     ] = None
     anchor: Annotated[
@@ -94,7 +95,7 @@ class Input(Section, kw_only=True):
     )
 
 
-class Task(Section, kw_only=True, tag_field="type"):
+class Task(Section, frozen=True, kw_only=True, tag_field="type"):
     """What the outputs mean."""
 
     labels: Annotated[
@@ -106,7 +107,7 @@ class Task(Section, kw_only=True, tag_field="type"):
     ] = msgspec.field(default_factory=list)
 
 
-class DetectionTask(Task, kw_only=True, tag="detection"):
+class DetectionTask(Task, frozen=True, kw_only=True, tag="detection"):
     """Boxes with a class and a score."""
 
     layout: Annotated[
@@ -125,7 +126,7 @@ class DetectionTask(Task, kw_only=True, tag="detection"):
     ] = "auto"
 
 
-class Segmentation(Task, kw_only=True, tag="segmentation"):
+class Segmentation(Task, frozen=True, kw_only=True, tag="segmentation"):
     """Masks: instances from YOLO-seg prototypes, or the connected regions of one probability map."""
 
     layout: Annotated[
@@ -142,7 +143,7 @@ class Segmentation(Task, kw_only=True, tag="segmentation"):
     )
 
 
-class Classification(Task, kw_only=True, tag="classification"):
+class Classification(Task, frozen=True, kw_only=True, tag="classification"):
     """One answer about the whole picture, with the runners-up."""
 
     top_k: Annotated[int, Meta(ge=1, description="How many answers to report.")] = 5
@@ -153,7 +154,7 @@ class Classification(Task, kw_only=True, tag="classification"):
     ] = "auto"
 
 
-class LayerRule(Section, kw_only=True):
+class LayerRule(Section, frozen=True, kw_only=True):
     """Chooses layers of the ONNX graph; every key that is given must match."""
 
     name: Annotated[
@@ -169,7 +170,7 @@ class LayerRule(Section, kw_only=True):
     ] = msgspec.field(default_factory=dict)
 
 
-class Calibration(Section, kw_only=True):
+class Calibration(Section, frozen=True, kw_only=True):
     """How INT8 ranges are found."""
 
     images: Annotated[
@@ -198,7 +199,7 @@ class Calibration(Section, kw_only=True):
     ] = msgspec.field(default_factory=list)
 
 
-class Engine(Section, kw_only=True):
+class Engine(Section, frozen=True, kw_only=True):
     """What runs the model."""
 
     backend: Annotated[
@@ -212,23 +213,23 @@ class Engine(Section, kw_only=True):
         Meta(min_length=1, description="onnxruntime's execution providers, in order of preference."),
     ] = msgspec.field(default_factory=lambda: ["cpu"])
     threads: Annotated[
-        int | None, Meta(ge=1, description="CPU threads for one inference; default: onnxruntime's own choice.")
+        Count | None, Meta(description="CPU threads for one inference; default: onnxruntime's own choice.")
     ] = None
 
 
-class Limits(Section, kw_only=True):
+class Limits(Section, frozen=True, kw_only=True):
     """What INT8 may cost; ``edge-calibrate evaluate`` exits with 1 when one is exceeded."""
 
     map_drop: Annotated[
-        float | None, Meta(ge=0, le=1, description="Largest allowed loss of COCO mAP 0.50:0.95, where labels are given.")
+        Fraction | None, Meta(description="Largest allowed loss of COCO mAP 0.50:0.95, where labels are given.")
     ] = None
     agreement: Annotated[
-        float | None,
-        Meta(ge=0, le=1, description="Smallest allowed share of FP32's objects (answers) that INT8 finds as well."),
+        Fraction | None,
+        Meta(description="Smallest allowed share of FP32's objects (answers) that INT8 finds as well."),
     ] = None
 
 
-class Evaluation(Section, kw_only=True):
+class Evaluation(Section, frozen=True, kw_only=True):
     """Images, apart from the calibration's, on which INT8 is compared with FP32."""
 
     images: Annotated[
@@ -239,7 +240,7 @@ class Evaluation(Section, kw_only=True):
     limits: Limits = Limits()
 
 
-class Model(Section, kw_only=True):
+class Model(Section, frozen=True, kw_only=True):
     """One model: where it is, how it sees pictures, what its outputs mean, how it is calibrated and run."""
 
     name: Name
@@ -261,29 +262,29 @@ class Model(Section, kw_only=True):
         return Path(self.artifacts)
 
 
-class Source(Section, kw_only=True, tag_field="type"):
+class Source(Section, frozen=True, kw_only=True, tag_field="type"):
     """Where frames come from."""
 
     fps: Annotated[
-        float | None,
-        Meta(gt=0, le=1000, description="Frames a second; default: the video's own rate, 10 for a folder."),
+        Annotated[float, Meta(gt=0, le=1000)] | None,
+        Meta(description="Frames a second; default: the video's own rate, 10 for a folder."),
     ] = None
     loop: Annotated[bool, Meta(description="Start again at the end.")] = True
 
 
-class Folder(Source, kw_only=True, tag="folder"):
+class Folder(Source, frozen=True, kw_only=True, tag="folder"):
     """The pictures of a folder, in order of their names."""
 
     path: PathStr
 
 
-class Video(Source, kw_only=True, tag="video"):
+class Video(Source, frozen=True, kw_only=True, tag="video"):
     """A video file, played at its own rate or the one given."""
 
     path: PathStr
 
 
-class Stream(Section, kw_only=True):
+class Stream(Section, frozen=True, kw_only=True):
     """A camera, or what stands in for one."""
 
     name: Name
@@ -291,7 +292,7 @@ class Stream(Section, kw_only=True):
     model: Annotated[str | None, Meta(description="Name of the model to run; default: the first.")] = None
 
 
-class Outbox(Section, kw_only=True):
+class Outbox(Section, frozen=True, kw_only=True):
     """Results that the broker has not acknowledged yet."""
 
     path: Annotated[
@@ -301,7 +302,7 @@ class Outbox(Section, kw_only=True):
     max_mb: Annotated[float, Meta(gt=0, description="Beyond it the oldest results are dropped and counted.")] = 64.0
 
 
-class Mqtt(Section, kw_only=True):
+class Mqtt(Section, frozen=True, kw_only=True):
     """The broker, and what we are called there."""
 
     host: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
@@ -330,7 +331,7 @@ class Mqtt(Section, kw_only=True):
     outbox: Outbox = Outbox()
 
 
-class Deployment(Section, kw_only=True):
+class Deployment(Section, frozen=True, kw_only=True):
     """A deployment of jetson-edge: which models run on which streams of one device, and where results go."""
 
     version: Annotated[Literal[1], Meta(description="Version of this file's format.")]
@@ -396,13 +397,11 @@ def missing_files(deployment: Deployment, keys: tuple[str, ...] = ("path", "labe
 def _cross_check(deployment: Deployment) -> list[tuple[str, str]]:
     """Find what no single key can show: (key, what is wrong)."""
     problems: list[tuple[str, str]] = []
-    for kind, entries in (("models", deployment.models), ("streams", deployment.streams)):
-        seen: set[str] = set()
-        for index, entry in enumerate(entries):
-            if entry.name in seen:
-                problems.append((f"{kind}[{index}].name", f"{entry.name!r} is taken by an earlier entry"))
-            seen.add(entry.name)
     known = [model.name for model in deployment.models]
+    for kind, names in (("models", known), ("streams", [stream.name for stream in deployment.streams])):
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                problems.append((f"{kind}[{index}].name", f"{name!r} is taken by an earlier entry"))
     for index, stream in enumerate(deployment.streams):
         if stream.model is not None and stream.model not in known:
             problems.append(
@@ -425,7 +424,9 @@ def _check_model(model: Model) -> list[tuple[str, str]]:
     if model.calibration is not None:
         for index, rule in enumerate(model.calibration.fp16):
             if rule == LayerRule():
-                problems.append((f"calibration.fp16[{index}]", "chooses nothing; give name, op, depthwise or attributes"))
+                problems.append(
+                    (f"calibration.fp16[{index}]", "chooses nothing; give name, op, depthwise or attributes")
+                )
     return problems
 
 
@@ -436,8 +437,8 @@ def _resolve(deployment: Deployment, folder: Path) -> Deployment:
     models = []
     for model in deployment.models:
         artifacts = absolute(model.artifacts or f"artifacts/{model.name}")
-        labels = model.task.labels
-        if isinstance(labels, str) and labels != "coco80":
-            model = msgspec.structs.replace(model, task=msgspec.structs.replace(model.task, labels=absolute(labels)))
-        models.append(msgspec.structs.replace(model, artifacts=artifacts))
+        task = model.task
+        if isinstance(task.labels, str) and task.labels != "coco80":
+            task = msgspec.structs.replace(task, labels=absolute(task.labels))
+        models.append(msgspec.structs.replace(model, task=task, artifacts=artifacts))
     return strict.map_paths(msgspec.structs.replace(deployment, models=models), absolute)

@@ -50,9 +50,9 @@ def parse(
         _map_lines(root, "", lines, problems)
         document = yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
-        line = (error.problem_mark or error.context_mark).line + 1 if error.problem_mark or error.context_mark else 1
-        reason = error.problem or error.context or "not YAML"
-        raise ConfigError([f"{source}:{line}: is not valid YAML: {reason}"]) from None
+        mark = error.problem_mark or error.context_mark
+        where = f"{source}:{mark.line + 1}" if mark else source
+        raise ConfigError([f"{where}: is not valid YAML: {error.problem or error.context}"]) from None
     except yaml.YAMLError as error:
         raise ConfigError([f"{source}: is not valid YAML: {' '.join(str(error).split())}"]) from None
     value = _convert(document, kind, "", problems)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from typing_extensions import Self
+
     from edge.types import Tensors, TensorSpec
 
 __all__ = ["Engine"]
@@ -40,7 +42,7 @@ class Engine(Protocol):
             ModelError: a name, shape or dtype differs from the specification.
         """
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> Self:
         """Engines are context managers; leaving the block frees their memory."""
 
     def __exit__(
