@@ -1,17 +1,23 @@
-"""The engine protocol: named input arrays in, named output arrays out. Engines know no labels, boxes or threads."""
+"""The engine protocol: named input arrays in, named output arrays out. Engines know no labels, boxes or threads.
+
+An engine is added by one file and one line in ``BACKENDS``.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
     from types import TracebackType
 
     from typing_extensions import Self
 
+    from edge import config
     from edge.types import Tensors, TensorSpec
 
-__all__ = ["Engine"]
+__all__ = ["BACKENDS", "Engine", "open_engine"]
 
 
 class Engine(Protocol):
@@ -49,3 +55,27 @@ class Engine(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Free the engine."""
+
+
+def open_engine(model: Path, section: config.Engine, *, size_wh: tuple[int, int] | None = None) -> Engine:
+    """Load a model file with the backend that the deployment names.
+
+    Args:
+        model: the file to run.
+        section: how to run it.
+        size_wh: width and height of picture inputs, for models that leave them dynamic.
+
+    Raises:
+        DeviceError: the backend, or what it needs, is not installed.
+        ModelError: the file is missing, cannot be loaded, or its shapes are not fixed.
+    """
+    return BACKENDS["onnxruntime" if section.backend == "auto" else section.backend](model, section, size_wh)
+
+
+def _onnxruntime(model: Path, section: config.Engine, size_wh: tuple[int, int] | None) -> Engine:
+    from edge.engine.onnxruntime import OnnxRuntimeEngine
+
+    return OnnxRuntimeEngine(model, providers=section.providers, threads=section.threads, size_wh=size_wh)
+
+
+BACKENDS: dict[str, Callable[[Path, config.Engine, tuple[int, int] | None], Engine]] = {"onnxruntime": _onnxruntime}

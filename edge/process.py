@@ -1,0 +1,101 @@
+"""One frame's journey: picture -> engine -> task. Shared by the daemon, the evaluation and the benchmarks, so that what
+is measured is what ships.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from edge import tasks
+from edge.engine import open_engine
+from edge.errors import ModelError
+from edge.image import Preprocessor
+from edge.manifest import artifact_to_run
+from edge.types import Latency, Result
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from edge import config
+    from edge.engine import Engine
+    from edge.tasks import Task
+    from edge.types import Detection, Frame, Image
+
+__all__ = ["Pipeline", "open_pipeline"]
+
+
+class Pipeline:
+    """One model, ready to look at frames. Used by one thread at a time."""
+
+    def __init__(
+        self,
+        name: str,
+        preprocess: Preprocessor,
+        engine: Engine,
+        task: Task,
+        *,
+        digest: str = "",
+        precision: str = "fp32",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.digest = digest
+        self.precision = precision
+        self.engine = engine
+        self.task = task
+        self._preprocess = preprocess
+        self._clock = clock
+
+    @property
+    def description(self) -> str:
+        """What runs, for logs."""
+        width, height = self._preprocess.model_wh
+        return f"{self.name}: {self.precision}, {width}x{height}, {self.task.layout}, on {self.engine.description}"
+
+    def warm_up(self) -> None:
+        """Run once on a grey picture, so that the first real frame does not pay for lazy allocations."""
+        width, height = self._preprocess.model_wh
+        self.detect(np.full((height, width, 3), 114, np.uint8))
+
+    def detect(self, image: Image) -> list[Detection]:
+        """Find the objects of one picture."""
+        array, letterbox = self._preprocess(image)
+        return self.task.decode(self.engine.infer({self._preprocess.tensor.name: array}), letterbox)
+
+    def process(self, frame: Frame) -> Result:
+        """Find the objects of one frame and say how long each stage took."""
+        started = self._clock()
+        array, letterbox = self._preprocess(frame.image)
+        prepared = self._clock()
+        outputs = self.engine.infer({self._preprocess.tensor.name: array})
+        inferred = self._clock()
+        detections = self.task.decode(outputs, letterbox)
+        latency = Latency(
+            queue_ms=1e3 * (started - frame.captured_at_s),
+            preprocess_ms=1e3 * (prepared - started),
+            inference_ms=1e3 * (inferred - prepared),
+            postprocess_ms=1e3 * (self._clock() - inferred),
+        )
+        return Result(frame, self.name, detections, latency)
+
+
+@contextmanager
+def open_pipeline(model: config.Model, *, precision: Literal["int8", "fp32"] | None = None) -> Iterator[Pipeline]:
+    """Load a model of the deployment in the precision that it names, or another one.
+
+    Raises:
+        ModelError: a file is missing, was calibrated for something else, or does not fit its task.
+        DeviceError: what should run it is not installed.
+    """
+    artifact = artifact_to_run(model, precision or model.engine.precision)
+    with open_engine(artifact.path, model.engine, size_wh=model.input.size) as engine:
+        if len(engine.inputs) != 1:
+            names = ", ".join(spec.name for spec in engine.inputs)
+            raise ModelError(f"{artifact.path}: has {len(engine.inputs)} inputs ({names}); expected one picture")
+        task = tasks.build(model.task, engine.inputs, engine.outputs, source=str(artifact.path))
+        preprocess = Preprocessor(model.input, engine.inputs[0])
+        yield Pipeline(model.name, preprocess, engine, task, digest=artifact.sha256, precision=artifact.precision)
