@@ -57,7 +57,7 @@ def decode(data: bytes, *, name: str) -> Image:
         raise DataError(f"{name}: cannot be decoded ({error.err})") from None
     if image is None:
         raise DataError(f"{name}: is not a picture that can be read (starts with {data[:8].hex(' ')})")
-    return np.ascontiguousarray(image)
+    return np.ascontiguousarray(image, np.uint8)
 
 
 def place(section: config.Input, source_wh: tuple[int, int], model_wh: tuple[int, int]) -> Letterbox:
@@ -131,7 +131,8 @@ class Preprocessor:
         resized_wh = (round(width * letterbox.scale_xy[0]), round(height * letterbox.scale_xy[1]))
         left, top = int(letterbox.offset_xy[0]), int(letterbox.offset_xy[1])
         if resized_wh != (width, height):
-            image = cv2.resize(image, resized_wh, interpolation=_INTERPOLATION[self._section.interpolation])
+            resized = cv2.resize(image, resized_wh, interpolation=_INTERPOLATION[self._section.interpolation])
+            image = np.asarray(resized, np.uint8)
         if resized_wh == (model_w, model_h):
             return image
         if self._section.resize == "crop":
@@ -142,8 +143,8 @@ class Preprocessor:
 
     def _planes(self, image: Image) -> list[NDArray[np.uint8]]:
         if self._section.color == "gray":
-            return [cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)]
-        blue, green, red = cv2.split(image)
+            return [np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2GRAY), np.uint8)]
+        blue, green, red = (np.asarray(plane, np.uint8) for plane in cv2.split(image))
         return [red, green, blue] if self._section.color == "rgb" else [blue, green, red]
 
 

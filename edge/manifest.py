@@ -1,7 +1,7 @@
 """What a calibrated model was made from and for: the contract between calibration and the device.
 
 ``calibration.json`` stands beside what calibration wrote. Whoever uses one of those files asks here first, so that a
-model that was calibrated with another pre-processing, or from other weights, is refused instead of being silently wrong.
+model that was calibrated with another pre-processing, or from other weights, is refused instead of silently wrong.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""One frame's journey: picture -> engine -> task. Shared by the daemon, the evaluation and the benchmarks, so that what
-is measured is what ships.
+"""One frame's journey: picture -> engine -> task.
+
+Shared by the daemon, the evaluation and the benchmarks, so that what is measured is what ships.
 """
 
 from __future__ import annotations

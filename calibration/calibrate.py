@@ -1,0 +1,208 @@
+"""From an FP32 model and a set of pictures to INT8: the steps of ``edge-calibrate calibrate`` in their order.
+
+Nothing is written before everything has been computed; then the files appear one by one, the manifest that vouches for
+them last. A run that fails or is interrupted leaves the previous calibration as it was.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+
+import edge
+from calibration import cache, graph, histogram, observe, qdq, ranges
+from edge import files, manifest
+from edge.engine import open_engine
+from edge.errors import ConfigError, ModelError
+from edge.image import Preprocessor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from calibration.images import ImageSet
+    from edge import config
+    from edge.types import Tensors, TensorSpec
+
+__all__ = ["Calibrated", "calibrate"]
+
+logger = logging.getLogger(__name__)
+
+PROOF_IMAGES = 2
+PROOF_TOLERANCE = 1e-4
+"""Largest accepted difference, relative to the output's largest magnitude, between the model and its rewritten form.
+Folding a normalisation reorders float32 sums, which costs some 1e-6; a conversion that changes what the model computes
+is far above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """What a calibration found and wrote."""
+
+    folder: Path
+    manifest: manifest.Manifest
+    ranges: ranges.Ranges
+    histograms: dict[str, histogram.Histogram]
+    placement: qdq.Placement
+    opset: tuple[int, int]
+    """Of the FP32 model and of the Q/DQ model."""
+    rewrite_difference: float
+    """Between the model and its form of the newer opset, before Q/DQ; 0.0 where nothing was rewritten."""
+    warnings: tuple[str, ...]
+
+
+def calibrate(
+    model: config.Model,
+    images: ImageSet,
+    folder: Path,
+    *,
+    on_image: Callable[[], None] = lambda: None,
+    report: Callable[[Calibrated], str] | None = None,
+) -> Calibrated:
+    """Calibrate one model of a deployment.
+
+    Args:
+        model: with a ``calibration`` section.
+        images: the calibration set.
+        folder: where the files of ``edge.manifest`` are written.
+        on_image: called after each picture.
+        report: renders ``report.html``; None writes none.
+
+    Raises:
+        ConfigError: a rule for FP16 layers matches nothing.
+        ModelError: the model cannot be read, is quantized already, computes NaN, or cannot be rewritten.
+    """
+    section = model.calibration
+    if section is None:
+        raise ConfigError([f"models.{model.name}.calibration is missing; it names the calibration images"])
+    source = Path(model.path)
+    with open_engine(source, model.engine, size_wh=model.input.size) as engine:
+        spec = _only_input(engine.inputs, source)
+    preprocess = Preprocessor(model.input, spec)
+    original = graph.load(source)
+    if graph.is_quantized(original):
+        raise ModelError(f"{source}: is quantized already (it has Q/DQ nodes); calibration starts from the FP32 model")
+
+    # The rewriting is proved, and the rules are tried, before the long part begins.
+    proof = [tensors for _, tensors in zip(range(PROOF_IMAGES), _prepared(images, preprocess), strict=False)]
+    rewritten, difference = _rewrite(source, spec, [dict(tensors) for _, tensors in proof])
+    key = f"models.{model.name}.calibration.fp16"
+    graph.match_layers((node for node in rewritten.graph if node.op_type in qdq.QUANTIZABLE), section.fp16, key=key)
+
+    observed = graph.load(source)
+    graph.fix_input(observed, spec)
+    observer = observe.Observer(observed, threads=model.engine.threads)
+    for name, tensors in _prepared(images, preprocess):
+        observer.observe(tensors, source=name)
+        on_image()
+
+    chosen = ranges.select(observer.histograms, method=section.method, images=observer.images)
+    opset = (original.opset_imports[""], rewritten.opset_imports[""])
+    placement = qdq.insert(rewritten, chosen.scales, section.fp16, key=key)
+    _check_runs(rewritten, proof[0][1])
+
+    with files.replacing(folder) as scratch:
+        text = cache.render(chosen.scales, tensorrt=section.tensorrt)
+        (scratch / manifest.CACHE).write_text(text, encoding="utf-8")
+        ir.save(rewritten, scratch / manifest.INT8_MODEL)
+        (scratch / manifest.RANGES).write_bytes(ranges.render(chosen))
+        histogram.save(scratch / manifest.HISTOGRAMS, observer.histograms)
+        record = _manifest(model, section, images, {path.name: path for path in scratch.iterdir()})
+        result = Calibrated(
+            folder=folder,
+            manifest=record,
+            ranges=chosen,
+            histograms=observer.histograms,
+            placement=placement,
+            opset=opset,
+            rewrite_difference=difference,
+            warnings=(*images.warnings, *_warnings(chosen, placement)),
+        )
+        if report is not None:
+            (scratch / manifest.REPORT).write_text(report(result), encoding="utf-8")
+        (scratch / manifest.MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+    return result
+
+
+def _prepared(images: ImageSet, preprocess: Preprocessor) -> Iterator[tuple[str, Tensors]]:
+    for file, image in images:
+        array, _ = preprocess(image)
+        yield str(file.path), {preprocess.tensor.name: array.copy()}
+
+
+def _only_input(inputs: tuple[TensorSpec, ...], source: Path) -> TensorSpec:
+    if len(inputs) != 1:
+        names = ", ".join(spec.name for spec in inputs)
+        raise ModelError(f"{source}: has {len(inputs)} inputs ({names}); expected one picture")
+    return inputs[0]
+
+
+def _rewrite(source: Path, spec: TensorSpec, proof: list[Tensors]) -> tuple[ir.Model, float]:
+    """The model in an opset that has per-channel Q/DQ, normalisation folded, proved to compute the same."""
+    rewritten = graph.load(source)
+    graph.fix_input(rewritten, spec)
+    before = rewritten.opset_imports[""]
+    rewritten = graph.to_opset(rewritten, graph.QDQ_OPSET)
+    folded = graph.fold_batch_norm(rewritten)
+    if not folded and rewritten.opset_imports[""] == before:
+        return rewritten, 0.0
+    original = graph.load(source)
+    graph.fix_input(original, spec)
+    difference = observe.largest_difference(original, rewritten, proof)
+    if difference > PROOF_TOLERANCE:
+        raise ModelError(
+            f"{source}: converted to opset {graph.QDQ_OPSET} with {folded} normalisations folded, its outputs differ by"
+            f" {difference:.2g} (allowed: {PROOF_TOLERANCE}); export the model with opset {graph.QDQ_OPSET} or later"
+        )
+    logger.info(
+        "opset %d -> %d, %d normalisations folded: largest difference %.2g on %d pictures",
+        before,
+        graph.QDQ_OPSET,
+        folded,
+        difference,
+        len(proof),
+    )
+    return rewritten, difference
+
+
+def _check_runs(model: ir.Model, tensors: Tensors) -> None:
+    """Run the Q/DQ model once: a graph that onnxruntime refuses, or that computes NaN, is not written."""
+    outputs: list[Any] = observe.session(model).run(None, tensors)
+    for value, array in zip(model.graph.outputs, outputs, strict=True):
+        if not np.isfinite(array).all():
+            raise ModelError(f"output '{value.name}' of the Q/DQ model holds NaN or infinite values")
+
+
+def _manifest(
+    model: config.Model, section: config.Calibration, images: ImageSet, written: dict[str, Path]
+) -> manifest.Manifest:
+    return manifest.Manifest(
+        tool=f"jetson-edge {edge.__version__}",
+        created_at=dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        model=model.name,
+        model_sha256=manifest.sha256_of(Path(model.path)),
+        input=model.input,
+        method=section.method,
+        tensorrt=section.tensorrt,
+        fp16=section.fp16,
+        images=manifest.ImageSetRecord(
+            digest=images.digest, count=len(images.used), sha256=sorted(file.sha256 for file in images.used)
+        ),
+        files={name: manifest.sha256_of(path) for name, path in sorted(written.items())},
+        packages={name: metadata.version(name) for name in ("numpy", "onnx", "onnx-ir", "onnxruntime")},
+    )
+
+
+def _warnings(chosen: ranges.Ranges, placement: qdq.Placement) -> list[str]:
+    found = [f"layer {layer} stays in floating point: {reason}" for layer, reason in placement.skipped]
+    zero = [name for name, entry in chosen.tensors.items() if entry.source == "zero"]
+    if zero:
+        found.append(f"{len(zero)} tensors were zero on every picture: {', '.join(zero[:10])}")
+    return found

@@ -1,0 +1,198 @@
+"""Reading ONNX models, and the edits that make one ready for Q/DQ: opset 13, batch normalisation folded.
+
+Every edit keeps the names of the tensors that survive it, since ranges are matched by name.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import onnx.version_converter
+import onnx_ir as ir
+from onnx_ir.passes.common import ShapeInferencePass
+
+from edge.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from edge import config
+    from edge.types import TensorSpec
+
+__all__ = ["constant", "depthwise", "fix_input", "fold_batch_norm", "is_quantized", "load", "match_layers", "to_opset"]
+
+QDQ_OPSET = 13
+"""The first in which QuantizeLinear takes a scale for each channel."""
+
+
+def load(path: Path) -> ir.Model:
+    """Read an ONNX model; weights stay on disk until they are used.
+
+    Raises:
+        ModelError: the file is missing or no ONNX model.
+    """
+    if not path.is_file():
+        raise ModelError(f"{path}: no such model file")
+    try:
+        model = ir.load(path)
+    except Exception as error:
+        # protobuf's DecodeError, and whatever the reader trips over in a file that is not what it says
+        raise ModelError(f"{path}: is not an ONNX model ({str(error).strip() or type(error).__name__})") from error
+    if not model.graph.outputs:
+        raise ModelError(f"{path}: is not an ONNX model (it has no outputs)")
+    return model
+
+
+def fix_input(model: ir.Model, spec: TensorSpec) -> None:
+    """Give the model's input the fixed shape that the engine has, in place, and infer all other shapes and types."""
+    for value in model.graph.inputs:
+        if value.name == spec.name:
+            value.shape = ir.Shape(spec.shape)
+    ShapeInferencePass()(model)
+
+
+def is_quantized(model: ir.Model) -> bool:
+    """Whether the model holds Q/DQ nodes or integer operators already."""
+    return any("Quantize" in node.op_type or node.op_type.startswith("QLinear") for node in model.graph)
+
+
+def to_opset(model: ir.Model, opset: int) -> ir.Model:
+    """Convert a model of an older opset; a newer one is returned as it is.
+
+    The converter is ONNX's own. That the result computes the same is for the caller to prove, on real inputs.
+
+    Raises:
+        ModelError: it cannot be converted; the message names the operator.
+    """
+    current = model.opset_imports.get("", 0)
+    if current >= opset:
+        return model
+    try:
+        converted = onnx.version_converter.convert_version(ir.to_proto(model), opset)
+    except Exception as error:
+        raise ModelError(f"opset {current} cannot be converted to {opset}: {str(error).strip()}") from error
+    return ir.from_proto(converted)
+
+
+def fold_batch_norm(model: ir.Model) -> int:
+    """Fold every BatchNormalization that follows a Conv into its weights, in place, as TensorRT does before quantizing.
+
+    The Conv takes over the name of the normalisation's output. Weights: Ioffe and Szegedy 2015, section 3.1:
+    ``w' = w * gamma / sqrt(var + eps)`` and ``b' = (b - mean) * gamma / sqrt(var + eps) + beta``.
+
+    Returns:
+        The number of nodes folded.
+    """
+    folded = 0
+    for node in list(model.graph):
+        if node.op_type != "BatchNormalization":
+            continue
+        conv = node.inputs[0].producer() if node.inputs[0] is not None else None
+        if conv is None or conv.op_type != "Conv" or len(list(conv.outputs[0].uses())) != 1:
+            continue
+        values = [constant(value) for value in (conv.inputs[1], *node.inputs[1:5])]
+        if any(value is None for value in values) or conv.outputs[0].is_graph_output():
+            continue
+        weight, gamma, beta, mean, variance = (np.asarray(value, np.float64) for value in values)
+        bias_value = constant(conv.inputs[2]) if len(conv.inputs) > 2 else None
+        if bias_value is None and len(conv.inputs) > 2 and conv.inputs[2] is not None:
+            continue
+        bias = np.zeros(len(weight)) if bias_value is None else np.asarray(bias_value, np.float64)
+        factor = gamma / np.sqrt(variance + _attribute(node, "epsilon", 1e-5))
+        new = (weight * factor.reshape(-1, *[1] * (weight.ndim - 1)), (bias - mean) * factor + beta)
+        _replace_conv(model.graph, conv, node, *(np.asarray(array, np.float32) for array in new))
+        folded += 1
+    return folded
+
+
+def constant(value: ir.Value | None) -> np.ndarray[Any, Any] | None:
+    """The array of a value that is an initializer or the output of a Constant node, else None."""
+    if value is None:
+        return None
+    if value.is_initializer() and value.const_value is not None:
+        return value.const_value.numpy()
+    tensor = ir.convenience.get_const_tensor(value)
+    return None if tensor is None else tensor.numpy()
+
+
+def depthwise(node: ir.Node) -> bool:
+    """Whether a node is a convolution with one input channel a group, and more than one group."""
+    groups = int(_attribute(node, "group", 1))
+    if node.op_type not in ("Conv", "ConvTranspose") or groups == 1:
+        return False
+    weight = node.inputs[1]
+    shape = weight.shape if weight is not None else None
+    if shape is None:
+        return False
+    return shape[1] == 1 if node.op_type == "Conv" else shape[0] == groups
+
+
+def match_layers(nodes: Iterable[ir.Node], rules: Sequence[config.LayerRule], *, key: str) -> set[str]:
+    """Names of the first outputs of the nodes that any of the rules chooses.
+
+    An output's name identifies a node: node names may be empty or repeated.
+
+    Args:
+        nodes: to choose from.
+        rules: of the deployment.
+        key: of the rules in the deployment, for messages.
+
+    Raises:
+        ConfigError: a rule matches no node, so that it does not do what its author meant.
+    """
+    candidates = list(nodes)
+    chosen: set[str] = set()
+    problems: list[str] = []
+    for index, rule in enumerate(rules):
+        matched = [str(node.outputs[0].name) for node in candidates if _matches(node, rule)]
+        if not matched:
+            operators = ", ".join(sorted({node.op_type for node in candidates}))
+            problems.append(
+                f"{key}[{index}]: matches no layer that would be quantized; their operators are: {operators}"
+            )
+        chosen.update(matched)
+    if problems:
+        raise ConfigError(problems)
+    return chosen
+
+
+def _matches(node: ir.Node, rule: config.LayerRule) -> bool:
+    names = [node.name or "", *(str(value.name) for value in node.outputs)]
+    return (
+        (rule.name is None or any(fnmatch.fnmatchcase(name, rule.name) for name in names))
+        and (rule.op is None or rule.op == node.op_type)
+        and (rule.depthwise is None or (node.op_type.startswith("Conv") and rule.depthwise == depthwise(node)))
+        and all(_attribute(node, name, None) == wanted for name, wanted in rule.attributes.items())
+    )
+
+
+def _attribute(node: ir.Node, name: str, default: Any) -> Any:
+    attribute = node.attributes.get(name)
+    if attribute is None:
+        return default
+    return list(attribute.value) if isinstance(attribute.value, (list, tuple)) else attribute.value
+
+
+def _replace_conv(
+    graph: ir.Graph, conv: ir.Node, norm: ir.Node, weight: np.ndarray[Any, Any], bias: np.ndarray[Any, Any]
+) -> None:
+    output = norm.outputs[0]
+    name = str(output.name)
+    parameters = []
+    for suffix, array in (("weight", weight), ("bias", bias)):
+        value = ir.Value(name=f"{name}_folded_{suffix}", const_value=ir.tensor(array, name=f"{name}_folded_{suffix}"))
+        value.dtype, value.shape = ir.DataType.FLOAT, ir.Shape(array.shape)
+        graph.register_initializer(value)
+        parameters.append(value)
+    output.name = f"{name}_before_folding"
+    fused = ir.Node(
+        "", "Conv", [conv.inputs[0], *parameters], list(conv.attributes.values()), name=conv.name, num_outputs=1
+    )
+    fused.outputs[0].name, fused.outputs[0].shape, fused.outputs[0].type = name, output.shape, output.type
+    graph.insert_before(norm, fused)
+    ir.convenience.replace_all_uses_with(output, fused.outputs[0], replace_graph_outputs=True)
+    graph.remove([norm, conv], safe=True)

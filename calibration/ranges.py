@@ -1,0 +1,168 @@
+"""INT8 ranges from activation histograms. Pure: no files, no model, no TensorRT.
+
+A range is the amax that INT8 has to cover: scale = amax / 127, symmetric, zero point 0. A method is one function and
+one line in ``METHODS``.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from calibration.histogram import BINS
+from edge.errors import ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
+
+    from calibration.histogram import Histogram
+
+__all__ = ["METHODS", "Range", "Ranges", "entropy", "largest", "select"]
+
+LEVELS = 128
+"""Magnitudes that symmetric INT8 tells apart."""
+
+ZERO_AMAX = 1.0
+"""Range of a tensor that was zero on every picture. Any positive range holds zeros; 0 makes TensorRT's build fail, and
+a tiny one would overflow the requantisation factor (scale in x scale weight / scale out) if the tensor ever woke up."""
+
+
+class Range(Struct, frozen=True, kw_only=True):
+    """The range of one tensor, and where it came from."""
+
+    amax: float
+    scale: float
+    """amax / 127, rounded to float32: the number that both the cache and the Q/DQ model carry."""
+    source: Literal["measured", "zero"]
+    """zero: the tensor was zero on every picture, and amax is ``ZERO_AMAX``."""
+    observed_amax: float
+    """The largest |x| seen."""
+    clipped: float
+    """Share of the values that lie beyond the range."""
+
+
+class Ranges(Struct, frozen=True, kw_only=True):
+    """``ranges.json``: the range of every tensor that was observed."""
+
+    schema: Literal["edge.ranges/1"] = "edge.ranges/1"
+    method: str
+    images: int
+    tensors: dict[str, Range]
+
+    @property
+    def scales(self) -> dict[str, float]:
+        """Scale by tensor name."""
+        return {name: entry.scale for name, entry in self.tensors.items()}
+
+
+def largest(histogram: Histogram) -> float:
+    """The largest |x| seen: nothing is clipped, and one outlier costs every other value its resolution."""
+    return histogram.amax
+
+
+def entropy(histogram: Histogram) -> float:
+    """The amax whose INT8 distribution has the least Kullback-Leibler divergence from the one measured.
+
+    S. Migacz, "8-bit Inference with TensorRT", GTC 2017, slides 36-40: for every number of bins i from 128 up, P is the
+    first i bins with all that lies beyond added to the last, Q is the same bins squeezed into 128 levels and spread
+    again over the bins that are not empty; the i of the least KL(P || Q) wins, and of equals the largest.
+
+    Departures:
+        - The bin of the zeros is given its neighbour's count first. Taken as the slides print it, the many exact zeros
+          behind a ReLU outweigh everything, and the search clips so hard that a classifier loses every answer:
+          EfficientNet-Lite0 agreed with FP32 on 0% of pictures with the bin kept, on 84% without. TensorRT's own rule
+          is not public.
+        - Levels are bins [ceil(k * i / 128), ceil((k + 1) * i / 128)), without the rounding of i / 128 to a whole
+          number, so that every i is a candidate.
+        - The sums over bins come from running totals, which makes the search exact and O(128) for each candidate.
+    """
+    if histogram.exponent is None:
+        return 0.0
+    counts = histogram.counts.astype(np.float64)
+    counts[0] = counts[1]
+    used = int(np.flatnonzero(histogram.counts)[-1]) + 1
+    if used <= LEVELS or not counts.any():
+        return histogram.amax
+    kept = _least_divergence(counts[:used])
+    return min(kept * histogram.bin_width, histogram.amax)
+
+
+METHODS: dict[str, Callable[[Histogram], float]] = {"entropy": entropy, "max": largest}
+
+
+def select(histograms: Mapping[str, Histogram], *, method: str, images: int) -> Ranges:
+    """Choose the range of every tensor.
+
+    Raises:
+        ModelError: a tensor held NaN or infinite values; the message names all of them.
+    """
+    broken = [name for name, histogram in histograms.items() if histogram.nonfinite]
+    if broken:
+        raise ModelError(f"NaN or infinite activations in: {', '.join(broken)}")
+    return Ranges(
+        method=method,
+        images=images,
+        tensors={name: _range(histogram, METHODS[method](histogram)) for name, histogram in histograms.items()},
+    )
+
+
+def render(ranges: Ranges) -> bytes:
+    """``ranges.json``'s content, byte-identical for equal ranges."""
+    return msgspec.json.format(msgspec.json.encode(ranges), indent=2) + b"\n"
+
+
+def _range(histogram: Histogram, amax: float) -> Range:
+    scale = _scale(amax)
+    if scale < np.finfo(np.float32).tiny:
+        return Range(amax=ZERO_AMAX, scale=_scale(ZERO_AMAX), source="zero", observed_amax=histogram.amax, clipped=0.0)
+    # Counted in whole bins: the values in the bin that holds amax are taken to be inside.
+    inside = int(np.ceil(amax / histogram.bin_width))
+    clipped = float(histogram.counts[inside:].sum() / max(1, histogram.total)) if amax < histogram.amax else 0.0
+    return Range(amax=amax, scale=scale, source="measured", observed_amax=histogram.amax, clipped=clipped)
+
+
+def _scale(amax: float) -> float:
+    return float(np.float32(amax / 127))
+
+
+@lru_cache(maxsize=1)
+def _level_edges() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Every candidate i, (C,), and the bins at which its 128 levels begin, with i at the end, (C, 129)."""
+    candidates = np.arange(LEVELS, BINS + 1)
+    edges = -(-(candidates[:, None] * np.arange(LEVELS + 1)[None, :]) // LEVELS)
+    return candidates, edges
+
+
+def _least_divergence(counts: NDArray[np.float64]) -> int:
+    """The number of bins to keep, from ``LEVELS`` to ``len(counts)``."""
+    candidates, edges = _level_edges()
+    number = len(counts) - LEVELS + 1
+    candidates, edges = candidates[:number], edges[:number]
+    total = counts.sum()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        plogp = np.where(counts > 0, counts * np.log(counts), 0.0)
+        mass = np.concatenate(([0.0], np.cumsum(counts)))
+        filled = np.concatenate(([0], np.cumsum(counts > 0)))
+        entropy_sum = np.concatenate(([0.0], np.cumsum(plogp)))
+        level_mass = np.diff(mass[edges], axis=1)
+        level_filled = np.diff(filled[edges], axis=1)
+        beyond = total - mass[candidates]
+        last = counts[candidates - 1] + beyond
+        reference = level_mass.copy()
+        reference[:, -1] += beyond
+        q = np.where(level_filled > 0, level_mass / level_filled, 0.0)
+        # sum p log p over the kept bins, the last of which holds what lies beyond
+        self_entropy = entropy_sum[candidates] - plogp[candidates - 1] + np.where(last > 0, last * np.log(last), 0.0)
+        cross = np.where(reference > 0, reference * np.log(q), 0.0).sum(axis=1)
+        divergence = (self_entropy - cross) / total - np.log(total) + np.log(mass[candidates])
+    # P has mass in the last bin where Q has none
+    divergence[(counts[candidates - 1] == 0) & (beyond > 0)] = np.inf
+    divergence[~np.isfinite(divergence)] = np.inf
+    best = number - 1 - int(np.argmin(divergence[::-1]))
+    return int(candidates[best])
