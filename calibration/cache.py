@@ -85,7 +85,7 @@ def render(scales: Mapping[str, float], *, tensorrt: str, algorithm: str = ALGOR
     """
     lines = [f"TRT-{version_digits(tensorrt)}-{algorithm}"]
     for name, scale in scales.items():
-        bits = int.from_bytes(struct.pack(">f", scale), "big")
+        bits = int.from_bytes(struct.pack(">f", scale + 0.0), "big")  # + 0.0: a negative zero becomes zero
         if bits >= 0x7F800000:  # infinity, NaN and everything with the sign bit
             raise ValueError(f"scale of tensor '{name}' is {scale}; expected a finite number of at least 0")
         lines.append(f"{name}: {bits:x}")
@@ -93,7 +93,13 @@ def render(scales: Mapping[str, float], *, tensorrt: str, algorithm: str = ALGOR
 
 
 def version_digits(version: str) -> str:
-    """``8.5.2`` -> ``8502``, ``10.3.0`` -> ``100300``: major and minor get two digits each from TensorRT 10 on."""
+    """``8.5.2`` -> ``8502``, ``10.3.0`` -> ``100300``: the minor version gets two digits from TensorRT 10 on.
+
+    Raises:
+        ValueError: it is no such version.
+    """
+    if not re.fullmatch(r"\d{1,2}\.\d{1,2}(\.\d{1,2})?", version):
+        raise ValueError(f"{version!r} is no TensorRT version; expected one such as 10.3.0")
     major, minor, patch = (int(part) for part in [*version.split("."), "0"][:3])
     return str(major * 10000 + minor * 100 + patch if major >= 10 else major * 1000 + minor * 100 + patch)
 

@@ -132,7 +132,7 @@ def calibrate(
 
 
 def _prepared(images: ImageSet, preprocess: Preprocessor) -> Iterator[tuple[str, Tensors]]:
-    for file, image in images:
+    for file, image in zip(images.used, images, strict=True):
         array, _ = preprocess(image)
         yield str(file.path), {preprocess.tensor.name: array.copy()}
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -145,13 +146,12 @@ def load(path: Path) -> dict[str, Histogram]:
         DataError: the file is no such archive, or of another number of bins.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # np.load leaves a file that it cannot read open, unless somebody else opened it
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             columns = {key: archive[key] for key in archive.files}
         names = columns.pop("names")
         counts = columns["counts"]
-    except (ValueError, KeyError, OSError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise
+    except (ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
         raise DataError(f"{path}: is not a histogram file ({error})") from None
     if counts.shape != (len(names), BINS):
         raise DataError(f"{path}: has counts of shape {counts.shape}; expected ({len(names)}, {BINS})")

@@ -102,7 +102,7 @@ class _Pairs:
 
     def __init__(self, target: ir.Graph, scales: Mapping[str, float]) -> None:
         self.activations: dict[str, ir.Value] = {}
-        self._weights: dict[tuple[str, int], ir.Value] = {}
+        self._weights: dict[tuple[str, int | None], ir.Value] = {}
         self._graph = target
         self._scales = scales
 
@@ -115,14 +115,15 @@ class _Pairs:
         return self.activations[name]
 
     def of_weight(self, node: ir.Node, index: int, value: ir.Value, weight: NDArray[Any]) -> ir.Value:
-        """The dequantized form of a weight, per output channel."""
-        axis = _output_axis(node, index, weight.ndim)
+        """The dequantized form of a weight, per output channel; a vector, which makes one output, per tensor."""
+        axis = _output_axis(node, index) if weight.ndim > 1 else None
         key = (str(value.name), axis)
         if key not in self._weights:
+            axis = None if axis is None else axis % weight.ndim
             others = tuple(other for other in range(weight.ndim) if other != axis)
-            amax = np.abs(weight).max(axis=others) if weight.size else np.zeros(weight.shape[axis])
+            amax = np.abs(weight).max(axis=others)
             # A channel of zeros is held by any scale; 0 is not one.
-            scale = np.where(amax > 0, amax / 127, 1.0).astype(np.float32)
+            scale = np.asarray(np.where(amax > 0, amax / 127, 1.0), np.float32)
             self._weights[key] = self._pair(value, np.maximum(scale, np.finfo(np.float32).tiny), axis=axis)
         return self._weights[key]
 
@@ -153,8 +154,8 @@ def _activations(node: ir.Node) -> list[ir.Value]:
     return [value for value in node.inputs[:2] if value is not None and graph.constant(value) is None]
 
 
-def _output_axis(node: ir.Node, index: int, rank: int) -> int:
-    """The axis of a weight that counts output channels; TensorRT quantizes weights along it."""
+def _output_axis(node: ir.Node, index: int) -> int:
+    """The axis of a weight that counts output channels: TensorRT quantizes weights along it."""
     if node.op_type == "Conv":
         return 0
     if node.op_type == "ConvTranspose":
@@ -162,8 +163,7 @@ def _output_axis(node: ir.Node, index: int, rank: int) -> int:
     if node.op_type == "Gemm":
         transposed = node.attributes.get_int("transB" if index == 1 else "transA", 0) == 1
         return 0 if transposed == (index == 1) else 1
-    # A vector has no channels to tell apart but itself; a constant left operand has its rows.
-    return max(0, rank - 1 if index == 1 else rank - 2)
+    return -1 if index == 1 else -2
 
 
 def _quantize_residual(node: ir.Node, pairs: _Pairs) -> None:

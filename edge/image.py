@@ -164,7 +164,8 @@ def _is_truncated(data: bytes) -> bool:
     if data.startswith(b"\xff\xd8"):
         return not _jpeg_ends(data)
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
-        return data.rfind(b"IEND") < 0
+        end = data.rfind(b"IEND")
+        return end < 0 or len(data) < end + 8  # the chunk's name is followed by its checksum
     return False
 
 

@@ -74,6 +74,17 @@ class Artifact:
     sha256: str
     precision: str
 
+    @classmethod
+    def of(cls, path: Path, precision: str) -> Artifact:
+        """A file that is taken as it is.
+
+        Raises:
+            ModelError: it is missing.
+        """
+        if not path.is_file():
+            raise ModelError(f"{path}: no such model file")
+        return cls(path, sha256_of(path), precision)
+
 
 def sha256_of(path: Path) -> str:
     """SHA-256 of a file's content, read in pieces."""
@@ -109,7 +120,7 @@ def artifact_to_run(model: config.Model, precision: Literal["int8", "fp32"]) -> 
     if not source.is_file():
         raise ModelError(f"models.{model.name}.path: {source}: no such model file")
     if precision == "fp32":
-        return Artifact(source, sha256_of(source), "fp32")
+        return Artifact.of(source, "fp32")
     folder = model.artifacts_dir
     manifest = read(folder)
     if manifest is None:

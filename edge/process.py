@@ -15,11 +15,12 @@ from edge import tasks
 from edge.engine import open_engine
 from edge.errors import ModelError
 from edge.image import Preprocessor
-from edge.manifest import artifact_to_run
+from edge.manifest import Artifact, artifact_to_run
 from edge.types import Latency, Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from edge import config
     from edge.engine import Engine
@@ -85,14 +86,22 @@ class Pipeline:
 
 
 @contextmanager
-def open_pipeline(model: config.Model, *, precision: Literal["int8", "fp32"] | None = None) -> Iterator[Pipeline]:
-    """Load a model of the deployment in the precision that it names, or another one.
+def open_pipeline(
+    model: config.Model, *, precision: Literal["int8", "fp32"] | None = None, path: Path | None = None
+) -> Iterator[Pipeline]:
+    """Load a model of the deployment.
+
+    Args:
+        model: of the deployment.
+        precision: instead of the one that the deployment names.
+        path: a file to run instead of the calibrated one, not checked against any manifest.
 
     Raises:
         ModelError: a file is missing, was calibrated for something else, or does not fit its task.
         DeviceError: what should run it is not installed.
     """
-    artifact = artifact_to_run(model, precision or model.engine.precision)
+    wanted = precision or model.engine.precision
+    artifact = artifact_to_run(model, wanted) if path is None else Artifact.of(path, wanted)
     with open_engine(artifact.path, model.engine, size_wh=model.input.size) as engine:
         if len(engine.inputs) != 1:
             names = ", ".join(spec.name for spec in engine.inputs)

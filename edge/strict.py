@@ -107,7 +107,17 @@ def _is_path(hint: Any) -> bool:
     return get_origin(hint) in (Union, types.UnionType) and any(_is_path(arm) for arm in get_args(hint))
 
 
-def _map_lines(node: yaml.Node, path: str, lines: dict[str, int], problems: list[tuple[str, str]]) -> None:
+def _map_lines(
+    node: yaml.Node,
+    path: str,
+    lines: dict[str, int],
+    problems: list[tuple[str, str]],
+    above: tuple[yaml.Node, ...] = (),
+) -> None:
+    """Note the line of every key, and report the keys that are given twice."""
+    if node in above:
+        raise yaml.MarkedYAMLError(problem="an alias stands inside its own section", problem_mark=node.start_mark)
+    above = (*above, node)
     lines.setdefault(path, node.start_mark.line + 1)
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
@@ -116,10 +126,10 @@ def _map_lines(node: yaml.Node, path: str, lines: dict[str, int], problems: list
                 problems.append((child, f"is given twice, first in line {lines[child]}"))
                 continue
             lines[child] = key.start_mark.line + 1
-            _map_lines(value, child, lines, problems)
+            _map_lines(value, child, lines, problems, above)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
-            _map_lines(value, f"{path}[{index}]", lines, problems)
+            _map_lines(value, f"{path}[{index}]", lines, problems, above)
 
 
 def _render(source: str, lines: dict[str, int], key: str, text: str) -> str:

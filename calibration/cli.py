@@ -1,0 +1,308 @@
+"""``edge-calibrate``: options in, files and exit codes out. The work is done in the other rooms."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+import msgspec
+
+from edge import __version__, commandline, config, files, manifest
+from edge.commandline import deployment_argument, verbosity_options
+from edge.errors import ConfigError, DataError, ExitCode
+
+if TYPE_CHECKING:
+    from calibration.calibrate import Calibrated
+    from calibration.images import ImageSet
+
+_MODEL = click.option("--model", "model_name", metavar="NAME", help="Model of the deployment; default: all of them.")
+_IMAGES = click.option(
+    "--images", type=click.Path(path_type=Path), help="Folder, glob or list file instead of the deployment's."
+)
+_JSON_OUT = click.option(
+    "--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="Also write JSON ('-': stdout, alone)."
+)
+
+
+def main() -> NoReturn:
+    """Entry point of ``edge-calibrate``."""
+    commandline.run(cli, "edge-calibrate")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="edge-calibrate")
+def cli() -> None:
+    """Turn a trained ONNX model and real pictures into INT8 for Jetson, and measure what INT8 costs.
+
+    \b
+    Example, from a clone of the repository:
+      edge-calibrate check     configs/demo.yaml
+      edge-calibrate calibrate configs/demo.yaml
+      edge-calibrate evaluate  configs/demo.yaml
+    """
+
+
+@cli.command()
+@deployment_argument
+@_MODEL
+@_IMAGES
+@click.option("--count", type=click.IntRange(min=1), help="Pictures to use.")
+@click.option("--method", type=click.Choice(["entropy", "max"]), help="How ranges are chosen.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder instead of the deployment's.")
+@verbosity_options
+def calibrate(
+    deployment: Path,
+    model_name: str | None,
+    images: Path | None,
+    count: int | None,
+    method: str | None,
+    out: Path | None,
+) -> None:
+    """Find INT8 ranges on real pictures; write the calibration cache and the Q/DQ model.
+
+    \b
+    Leaves in the model's artifacts folder:
+      calibration.cache  scales for TensorRT 8.5 to 10 and the DLA
+      model.int8.onnx    the model with Q/DQ, for TensorRT 11 and onnxruntime
+      ranges.json        range of every tensor, and where it came from
+      histograms.npz     what was observed
+      calibration.json   what all this was made from and for
+      report.html        the same for people
+
+    \b
+    Example:
+      edge-calibrate calibrate configs/demo.yaml --count 32 --out /tmp/int8
+    """
+    from calibration import console, report
+    from calibration.calibrate import calibrate as run
+
+    loaded = config.load(deployment)
+    models = _chosen(loaded, model_name, deployment)
+    if out is not None and len(models) > 1:
+        raise click.UsageError(f"--out needs --model, since the deployment has {len(models)} models")
+    for model in models:
+        section = model.calibration
+        if section is None:
+            raise ConfigError([f"{deployment}: models.{model.name}.calibration is missing; it names the pictures"])
+        given = {"images": str(images) if images else None, "count": count, "method": method}
+        section = msgspec.structs.replace(section, **{key: value for key, value in given.items() if value is not None})
+        model = msgspec.structs.replace(model, calibration=section)  # noqa: PLW2901 - the same model, options applied
+        pictures = _collect(section.images, count=section.count, seed=section.seed)
+        with console.progress(f"calibrating {model.name}", len(pictures.used)) as advance:
+            done = run(
+                model,
+                pictures,
+                out or model.artifacts_dir,
+                on_image=advance,
+                report=lambda result, m=model, p=pictures: report.render(report.of(result, m, p)),
+            )
+        _show_calibrated(done, pictures)
+
+
+@cli.command()
+@deployment_argument
+@_MODEL
+@_IMAGES
+@click.option("--labels", type=click.Path(path_type=Path), metavar="COCO.json", help="Boxes, for mAP.")
+@click.option("--int8", "int8_path", type=click.Path(path_type=Path), metavar="MODEL.int8.onnx", help="Another model.")
+@click.option("--save", type=click.Path(path_type=Path, file_okay=False), help="Leave annotated pictures there.")
+@_JSON_OUT
+@verbosity_options
+def evaluate(
+    deployment: Path,
+    model_name: str | None,
+    images: Path | None,
+    labels: Path | None,
+    int8_path: Path | None,
+    save: Path | None,
+    json_path: Path | None,
+) -> None:
+    """Compare INT8 with FP32 on pictures that calibration did not use.
+
+    Exits with 1 when INT8 exceeds a limit of the deployment. Pictures named with --images are all used, and a warning
+    says how many of them calibration has seen.
+
+    \b
+    Example:
+      edge-calibrate evaluate configs/demo.yaml --json /tmp/evaluation.json
+    """
+    from calibration import console
+    from calibration.evaluate import evaluate as run
+
+    loaded = config.load(deployment)
+    exceeded = False
+    reports: dict[str, Any] = {}
+    for model in _chosen(loaded, model_name, deployment):
+        section = model.evaluation
+        if section is None and images is None:
+            raise ConfigError(
+                [f"{deployment}: models.{model.name}.evaluation is missing; it names the pictures (or give --images)"]
+            )
+        record = manifest.read(model.artifacts_dir)
+        seen = frozenset(record.images.sha256) if record is not None else frozenset()
+        if images is not None:
+            pictures = _collect(str(images))
+            again = sum(file.sha256 in seen for file in pictures.used)
+            if again:
+                console.warn(f"{again} of {len(pictures.used)} pictures were used by calibration as well")
+        else:
+            assert section is not None
+            pictures = _collect(section.images, exclude=seen)
+        label_file = labels or (Path(section.labels) if section is not None and section.labels else None)
+        with console.progress(f"evaluating {model.name}", len(pictures.used)) as advance:
+            result = run(model, pictures, labels=label_file, int8_path=int8_path, save=save, on_image=advance)
+        reports[model.name] = result.to_json()
+        exceeded = exceeded or bool(result.exceeded)
+        if json_path != Path("-"):
+            console.show_evaluation(result)
+    if json_path is not None:
+        # One model is the rule: its report is the document. Several stand under their names.
+        document = reports if len(reports) > 1 else next(iter(reports.values()))
+        _write_json(document, json_path)
+    if exceeded:
+        raise click.exceptions.Exit(ExitCode.LIMIT_EXCEEDED)
+
+
+@cli.group()
+def cache() -> None:
+    """Read and write TensorRT calibration caches."""
+
+
+@cache.command()
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+@verbosity_options
+def show(path: Path, *, as_json: bool) -> None:
+    """Show a calibration cache: its header, and scale and amax of every tensor.
+
+    \b
+    Example:
+      edge-calibrate cache show build/demo/calibration.cache
+    """
+    from calibration import cache as format_
+
+    parsed = format_.parse(_read_text(path), source=str(path))
+    entries = {name: {"scale": scale, "amax": scale * 127} for name, scale in parsed.scales.items()}
+    if as_json:
+        click.echo(json.dumps({"header": parsed.header, "tensorrt": parsed.tensorrt, "entries": entries}, indent=2))
+        return
+    click.echo(f"{parsed.header}  (TensorRT {parsed.tensorrt}, {len(entries)} tensors)")
+    width = max((len(name) for name in entries), default=0)
+    for name, entry in entries.items():
+        click.echo(f"{name:<{width}}  scale {entry['scale']:<13.7g} amax {entry['amax']:.6g}")
+
+
+@cache.command()
+@click.argument("path", metavar="RANGES", type=click.Path(path_type=Path))
+@click.option("--tensorrt", required=True, metavar="VERSION", help="Of the device, such as 10.3.0.")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False))
+@verbosity_options
+def write(path: Path, tensorrt: str, output: Path) -> None:
+    """Write a calibration cache from ranges.json, for another version of TensorRT.
+
+    \b
+    Example:
+      edge-calibrate cache write build/demo/ranges.json --tensorrt 8.5.2 -o jetpack5.cache
+    """
+    from calibration import cache as format_
+    from calibration.ranges import Ranges
+
+    try:
+        ranges = msgspec.json.decode(_read_text(path), type=Ranges)
+    except msgspec.DecodeError as error:
+        raise DataError(f"{path}: is not a ranges.json ({error})") from None
+    try:
+        format_.version_digits(tensorrt)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--tensorrt") from None
+    try:
+        text = format_.render(ranges.scales, tensorrt=tensorrt)
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from None
+    files.write(output, text.encode())
+    click.echo(f"{output}: {text.splitlines()[0]}, {len(ranges.tensors)} tensors")
+
+
+@cli.command()
+@deployment_argument
+@_JSON_OUT
+@verbosity_options
+def check(deployment: Path, json_path: Path | None) -> None:
+    """Say everything about a deployment that can be known without calibrating.
+
+    \b
+    Example:
+      edge-calibrate check configs/demo.yaml
+    """
+    from calibration import check as checks
+
+    loaded = config.load(deployment)
+    findings = checks.check(loaded)
+    if json_path is not None:
+        _write_json({"deployment": str(deployment), **msgspec.to_builtins(findings)}, json_path)
+    if json_path != Path("-"):
+        for line in findings.facts:
+            click.echo(line)
+    if findings.problems:
+        raise DataError("\n".join(f"{deployment}: {problem}" for problem in findings.problems))
+
+
+def _chosen(deployment: config.Deployment, name: str | None, path: Path) -> list[config.Model]:
+    if name is None:
+        return deployment.models
+    try:
+        return [deployment.model(name)]
+    except ConfigError as error:
+        raise click.BadParameter(f"{path}: {error}", param_hint="--model") from None
+
+
+def _collect(
+    patterns: list[str] | str, *, count: int | None = None, seed: int = 0, exclude: frozenset[str] = frozenset()
+) -> ImageSet:
+    from calibration import console, images
+
+    listed = [patterns] if isinstance(patterns, str) else patterns
+    with console.status("reading pictures"):
+        found = images.collect(listed, count=count, seed=seed, exclude=exclude)
+    for refusal in found.refused:
+        console.warn(f"{refusal.path}: {refusal.reason}; left out")
+    for warning in found.warnings:
+        console.warn(warning)
+    return found
+
+
+def _show_calibrated(done: Calibrated, pictures: ImageSet) -> None:
+    from calibration import console
+
+    placement, tensors = done.placement, done.ranges.tensors
+    for warning in done.warnings[len(pictures.warnings) :]:
+        console.warn(warning)
+    rows = [
+        ("pictures", f"{len(pictures.used)} used, {len(pictures.refused)} refused"),
+        ("tensors", f"{len(tensors)} with a range ({done.ranges.method})"),
+        ("layers", f"{len(placement.layers)} in INT8, {len(placement.kept)} kept in floating point"),
+        ("opset", f"{done.opset[0]} -> {done.opset[1]}, outputs differ by at most {done.rewrite_difference:.2g}"),
+    ]
+    console.table(f"Calibrated {done.manifest.model}", ("", ""), rows)
+    for name in (*done.manifest.files, manifest.REPORT, manifest.MANIFEST):
+        click.echo(str(done.folder / name))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (FileNotFoundError, IsADirectoryError):
+        raise DataError(f"{path}: no such file") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: is not a text file") from None
+
+
+def _write_json(document: dict[str, Any], path: Path) -> None:
+    data = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    if path == Path("-"):
+        sys.stdout.write(data)
+    else:
+        files.write(path, data.encode())

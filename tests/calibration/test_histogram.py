@@ -1,0 +1,139 @@
+"""Histograms that do not depend on order or split."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from calibration import histogram
+from calibration.histogram import BINS, Histogram
+from edge.errors import DataError
+
+floats = hnp.arrays(
+    np.float32,
+    st.integers(1, 200),
+    elements=st.floats(-(2.0**100), 2.0**100, width=32, allow_nan=False, allow_infinity=False),
+)
+
+
+def of(*arrays: np.ndarray) -> Histogram:
+    result = Histogram()
+    for array in arrays:
+        result.add(array)
+    return result
+
+
+def same(a: Histogram, b: Histogram) -> bool:
+    return np.array_equal(a.counts, b.counts) and (a.exponent, a.minimum, a.maximum, a.zeros, a.nonfinite) == (
+        b.exponent,
+        b.minimum,
+        b.maximum,
+        b.zeros,
+        b.nonfinite,
+    )
+
+
+@given(floats)
+def test_counts_equal_those_of_a_plain_loop(values: np.ndarray) -> None:
+    """In exact arithmetic: Python's fractions, one value at a time."""
+    from fractions import Fraction
+
+    result = of(values)
+
+    expected = [0] * BINS
+    for value in values:
+        if result.exponent is None:
+            expected[0] += 1
+        else:
+            expected[int(abs(Fraction(float(value))) * BINS / Fraction(2) ** result.exponent)] += 1
+    assert result.counts.tolist() == expected
+
+
+@given(st.lists(floats, min_size=1, max_size=6), st.randoms(use_true_random=False))
+def test_order_does_not_matter(arrays: list[np.ndarray], random: object) -> None:
+    shuffled = list(arrays)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+
+    assert same(of(*arrays), of(*shuffled))
+
+
+@given(st.lists(floats, min_size=2, max_size=6), st.integers(1, 5))
+def test_merged_shards_equal_one_run(arrays: list[np.ndarray], cut: int) -> None:
+    first, second = of(*arrays[:cut]), of(*arrays[cut:])
+
+    first.merge(second)
+
+    assert same(first, of(*arrays))
+
+
+@pytest.mark.parametrize("size", [1, 32767, 32768, 32769, 100_000])
+def test_chunks_leave_nothing_out(size: int) -> None:
+    values = np.random.default_rng(0).standard_normal(size).astype(np.float32)
+
+    result = of(values)
+
+    assert result.total == size
+    assert result.amax == np.abs(values).max()
+
+
+def test_zeros_have_no_range() -> None:
+    result = of(np.zeros(5, np.float32), np.float32([-0.0]))
+
+    assert (result.exponent, result.amax, result.zeros, result.total) == (None, 0.0, 6, 6)
+
+
+def test_the_largest_value_is_below_the_range() -> None:
+    result = of(np.float32([1.0, -4.0]))
+
+    assert result.exponent == 3
+    assert result.counts[BINS // 2] == 1
+    assert result.counts[BINS // 8] == 1
+
+
+@pytest.mark.parametrize("value", [1e-45, 1e-38, 3.4e38])
+def test_the_ends_of_float32(value: float) -> None:
+    result = of(np.float32([value, 0.0]))
+
+    assert result.total == 2
+    assert result.amax == float(np.float32(value))
+    assert math.ldexp(1, result.exponent or 0) > result.amax
+
+
+def test_nan_and_infinity_are_counted_apart() -> None:
+    result = of(np.float32([np.nan, np.inf, -np.inf, 2.0]))
+
+    assert (result.nonfinite, result.total, result.amax) == (3, 1, 2.0)
+
+
+def test_float16_activations_are_counted() -> None:
+    assert of(np.float16([65504, 6e-8])).total == 2
+
+
+def test_an_empty_array_changes_nothing() -> None:
+    assert same(of(np.zeros((0, 3), np.float32)), Histogram())
+
+
+def test_files_hold_everything_and_are_reproducible(tmp_path: Path) -> None:
+    histograms = {"a": of(np.float32([1, 2])), "zero:0": of(np.zeros(3, np.float32)), "empty": Histogram()}
+
+    histogram.save(tmp_path / "h.npz", histograms)
+    histogram.save(tmp_path / "again.npz", histograms)
+    loaded = histogram.load(tmp_path / "h.npz")
+
+    assert list(loaded) == list(histograms)
+    assert all(same(loaded[name], histograms[name]) for name in histograms)
+    assert (tmp_path / "h.npz").read_bytes() == (tmp_path / "again.npz").read_bytes()
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04broken"])
+def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "h.npz").write_bytes(content)
+
+    with pytest.raises(DataError, match="is not a histogram file"):
+        histogram.load(tmp_path / "h.npz")
