@@ -114,7 +114,7 @@ def calibrate(
         ir.save(rewritten, scratch / manifest.INT8_MODEL)
         (scratch / manifest.RANGES).write_bytes(ranges.render(chosen))
         histogram.save(scratch / manifest.HISTOGRAMS, observer.histograms)
-        record = _manifest(model, section, images, {path.name: path for path in scratch.iterdir()})
+        record = _manifest(model, section, images, placement, {path.name: path for path in scratch.iterdir()})
         result = Calibrated(
             folder=folder,
             manifest=record,
@@ -181,7 +181,11 @@ def _check_runs(model: ir.Model, tensors: Tensors) -> None:
 
 
 def _manifest(
-    model: config.Model, section: config.Calibration, images: ImageSet, written: dict[str, Path]
+    model: config.Model,
+    section: config.Calibration,
+    images: ImageSet,
+    placement: qdq.Placement,
+    written: dict[str, Path],
 ) -> manifest.Manifest:
     return manifest.Manifest(
         tool=f"jetson-edge {edge.__version__}",
@@ -192,6 +196,7 @@ def _manifest(
         method=section.method,
         tensorrt=section.tensorrt,
         fp16=section.fp16,
+        fp16_layers=list(placement.kept),
         images=manifest.ImageSetRecord(
             digest=images.digest, count=len(images.used), sha256=sorted(file.sha256 for file in images.used)
         ),

@@ -59,6 +59,8 @@ class Manifest(Struct, frozen=True, kw_only=True):
     tensorrt: str
     """Version that the calibration cache is written for."""
     fp16: list[config.LayerRule]
+    fp16_layers: list[str]
+    """Names of the layers that the rules chose, as ``trtexec --layerPrecisions`` takes them."""
     images: ImageSetRecord
     files: dict[str, str]
     """SHA-256 by name of each file written beside the manifest."""

@@ -74,7 +74,7 @@ def demo(seconds: float, save: Path | None) -> int:
     (BUILD / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     if save is not None:
         save_pictures(subscriber, save)
-    print_summary(summary, evaluation, save)
+    print_summary(summary, save)
     if not summary["results_received"]:
         print("error: no result arrived", file=sys.stderr)
         return 1
@@ -171,7 +171,7 @@ def save_pictures(subscriber: Subscriber, folder: Path) -> None:
         annotate.save(folder / name, image, found)
 
 
-def print_summary(summary: dict[str, Any], evaluation: dict[str, Any], save: Path | None) -> None:
+def print_summary(summary: dict[str, Any], save: Path | None) -> None:
     """What a person wants to know at the end."""
     heading("Summary")
     latency = summary["latency_ms"]
@@ -180,20 +180,18 @@ def print_summary(summary: dict[str, Any], evaluation: dict[str, Any], save: Pat
         print("capture to subscriber, ms    " + "  ".join(f"{key} {value:.1f}" for key, value in latency.items()))
         print("  of it, medians             " + "  ".join(f"{k} {v:.1f}" for k, v in summary["stages_ms"].items()))
     fp32, int8 = summary["fp32"], summary["int8"]
-    print(
-        f"COCO mAP 0.50:0.95           FP32 {fp32['map']:.3f}  INT8 {int8['map']:.3f}  ({evaluation['images']} pictures)"
-    )
+    print(f"COCO mAP 0.50:0.95           FP32 {fp32['map']:.3f}  INT8 {int8['map']:.3f}")
     print("files written")
     for name in summary["files"]:
         print(f"  {name}")
     if save is not None:
         print(f"  {save}/  (annotated pictures)")
     print(
-        "\nNext, on a Jetson with JetPack 6: the cache and the Q/DQ model go into TensorRT as they are:\n"
-        "  trtexec --onnx=tests/data/models/yolox_nano.onnx --int8 --fp16 --calib=build/demo/calibration.cache \\\n"
-        "          --saveEngine=yolox.plan                      # TensorRT 8.5 to 10, add --useDLACore=0\n"
-        "                                                       # --allowGPUFallback for the DLA\n"
-        "  trtexec --onnx=build/demo/model.int8.onnx --stronglyTyped --saveEngine=yolox.plan  # TensorRT 10 and 11\n"
+        "\nNext, on a Jetson with JetPack 6, TensorRT takes both results as they are (not run here: no Jetson):\n"
+        "  GPU: trtexec --onnx=build/demo/model.int8.onnx --int8 --fp16 --saveEngine=yolox.plan\n"
+        "  DLA: trtexec --onnx=tests/data/models/yolox_nano.onnx --int8 --fp16 --calib=build/demo/calibration.cache \\\n"
+        "         --useDLACore=0 --allowGPUFallback --precisionConstraints=obey --layerPrecisions=NAME:fp16,...\n"
+        "       with each NAME of fp16_layers in build/demo/calibration.json\n"
         "Your own model: copy configs/demo.yaml, then edge-calibrate check YOURS.yaml"
     )
 

@@ -71,7 +71,7 @@ def test_version_digits(version: str, digits: str) -> None:
 
 @pytest.mark.parametrize("version", ["", "ten", "10", "10.3.0.1", "10.-1", "10.3.100"])
 def test_what_is_no_version_is_refused(version: str) -> None:
-    with pytest.raises(ValueError, match="is no TensorRT version; expected one such as 10.3.0"):
+    with pytest.raises(ValueError, match=r"is no TensorRT version; expected one such as 10\.3\.0"):
         cache.version_digits(version)
 
 

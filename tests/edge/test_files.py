@@ -1,0 +1,76 @@
+"""Files that are the old one or the new one, never half of one."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from edge import files
+
+
+def test_a_file_is_replaced_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("old")
+
+    files.write(path, b"new")
+
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_permissions_are_those_of_any_new_file(tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.touch()
+
+    files.write(tmp_path / "written", b"")
+
+    assert stat.S_IMODE((tmp_path / "written").stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("old")
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+
+    with pytest.raises(OSError, match="No space left"):
+        files.write(path, b"new")
+
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_set_of_files_appears_together(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "out"
+
+    with files.replacing(folder) as scratch:
+        (scratch / "model").write_text("m")
+        (scratch / "manifest").write_text("x")
+        assert not (folder / "model").exists()
+
+    assert sorted(path.name for path in folder.iterdir()) == ["manifest", "model"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_interrupted_set_leaves_the_old_files(tmp_path: Path, error: type[BaseException]) -> None:
+    (tmp_path / "model").write_text("old")
+
+    with pytest.raises(error), files.replacing(tmp_path) as scratch:
+        (scratch / "model").write_text("new")
+        raise error
+
+    assert (tmp_path / "model").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_an_interrupted_set_leaves_no_folder_that_was_not_there(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), files.replacing(tmp_path / "new"):
+        raise RuntimeError
+
+    assert not (tmp_path / "new").exists()
