@@ -1,0 +1,431 @@
+"""Calibration from the deployment file to the artifacts, on real models and photographs, through the real command."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import yaml
+
+from calibration import cache, histogram
+from edge import config, manifest
+from edge.process import open_pipeline
+
+DATA = Path(__file__).parents[1] / "data"
+PHOTOS = sorted((DATA / "images").glob("*.jpg"))
+COMMAND = Path(sys.executable).parent / "edge-calibrate"
+
+
+def run(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([COMMAND, *arguments], capture_output=True, text=True, timeout=300, check=False, **options)
+
+
+def deployment(folder: Path, images: str | list[str], **calibration: Any) -> Path:
+    """YOLOX-Nano as in the demo, with other pictures."""
+    document = yaml.safe_load((DATA.parents[1] / "configs" / "demo.yaml").read_text())
+    model = document["models"][0]
+    model |= {"path": str(DATA / "models" / "yolox_nano.onnx"), "artifacts": "artifacts"}
+    model["calibration"] |= {"images": images, "count": 3, **calibration}
+    model["evaluation"] |= {"images": str(DATA / "images"), "labels": str(DATA / "labels.json")}
+    document["streams"] = []
+    path = folder / "line3.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A folder of three photographs."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for path in PHOTOS[:3]:
+        shutil.copy(path, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The artifacts of one calibration; tests only read them."""
+    folder = tmp_path_factory.mktemp("calibrated")
+    done = run("calibrate", deployment(folder, str(DATA / "images"), count=4))
+    assert done.returncode == 0, done.stderr
+    return folder / "artifacts"
+
+
+class TestArtifacts:
+    def test_every_file_of_the_contract_is_there(self, calibrated: Path) -> None:
+        names = {"calibration.cache", "model.int8.onnx", "ranges.json", "histograms.npz", "calibration.json"}
+
+        assert {path.name for path in calibrated.iterdir()} == names | {"report.html"}
+
+    def test_the_cache_covers_every_activation_of_the_original_model(self, calibrated: Path) -> None:
+        parsed = cache.parse((calibrated / "calibration.cache").read_text(), source="x")
+        model = onnx.load(DATA / "models" / "yolox_nano.onnx")
+
+        assert parsed.header == "TRT-100300-EntropyCalibration2"
+        assert {"images", "output"} | {name for node in model.graph.node for name in node.output} == set(parsed.scales)
+        assert all(scale > 0 for scale in parsed.scales.values())
+
+    def test_cache_ranges_and_histograms_agree(self, calibrated: Path) -> None:
+        scales = cache.parse((calibrated / "calibration.cache").read_text(), source="x").scales
+        ranges = json.loads((calibrated / "ranges.json").read_text())["tensors"]
+        histograms = histogram.load(calibrated / "histograms.npz")
+
+        assert scales == {name: entry["scale"] for name, entry in ranges.items()}
+        assert list(histograms) == list(ranges)
+        assert all(histograms[name].amax == entry["observed_amax"] for name, entry in ranges.items())
+
+    def test_the_int8_model_carries_the_same_scales(self, calibrated: Path) -> None:
+        scales = cache.parse((calibrated / "calibration.cache").read_text(), source="x").scales
+        model = onnx.load(calibrated / "model.int8.onnx")
+        initializers = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+        found = {name.removesuffix("_scale"): float(a) for name, a in initializers.items() if name.endswith("_scale") and a.ndim == 0}
+
+        assert len(found) > 50
+        assert all(scales[name] == scale for name, scale in found.items())
+
+    def test_the_manifest_says_what_it_was_made_from(self, calibrated: Path) -> None:
+        record = manifest.read(calibrated)
+
+        assert record is not None
+        assert record.model_sha256 == manifest.sha256_of(DATA / "models" / "yolox_nano.onnx")
+        assert record.images.count == len(record.images.sha256) == 4
+        assert record.input.color == "bgr"
+        assert {"Conv_41", "Conv_44"} <= set(record.fp16_layers)
+        assert record.files == {name: manifest.sha256_of(calibrated / name) for name in record.files}
+
+    def test_the_int8_model_finds_what_fp32_finds(self, calibrated: Path) -> None:
+        path = deployment(calibrated.parent, str(DATA / "images"), count=4)
+        model = config.load(path).models[0]
+        from edge.image import decode
+
+        image = decode((DATA / "images" / "000000009483.jpg").read_bytes(), name="x")
+
+        with open_pipeline(model, precision="fp32") as fp32, open_pipeline(model) as int8:
+            assert int8.precision == "int8"
+            expected, found = fp32.detect(image), int8.detect(image)
+
+        assert {d.label for d in expected if d.score > 0.6} <= {d.label for d in found}
+
+
+def test_calibrating_twice_gives_the_same_bytes(tmp_path: Path, photos: Path) -> None:
+    path = deployment(tmp_path, str(photos))
+    for out in ("a", "b"):
+        assert run("calibrate", path, "--out", tmp_path / out).returncode == 0
+
+    for name in ("calibration.cache", "model.int8.onnx", "ranges.json", "histograms.npz"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
+
+
+def test_options_go_before_the_file(tmp_path: Path, photos: Path) -> None:
+    path = deployment(tmp_path, "nowhere")
+
+    done = run("calibrate", path, "--images", photos, "--count", "2", "--method", "entropy", "--out", tmp_path / "out")
+
+    assert done.returncode == 0, done.stderr
+    record = manifest.read(tmp_path / "out")
+    assert record is not None
+    assert (record.images.count, record.method) == (2, "entropy")
+
+
+def test_bad_pictures_are_named_and_the_good_ones_are_used(tmp_path: Path, photos: Path) -> None:
+    (photos / "empty.jpg").touch()
+    (photos / "cut.jpg").write_bytes(PHOTOS[4].read_bytes()[:5000])
+    (photos / "text.jpg").write_text("no picture")
+    shutil.copy(PHOTOS[0], photos / "again.jpg")
+
+    done = run("calibrate", deployment(tmp_path, str(photos), count=100))
+
+    assert done.returncode == 0, done.stderr
+    assert "3 used, 4 refused" in done.stdout
+    for name in ("empty.jpg", "cut.jpg", "text.jpg", PHOTOS[0].name):
+        assert any(name in line and "left out" in line for line in done.stderr.splitlines()), done.stderr
+    assert "100" in done.stderr  # fewer than asked
+
+
+def failure(done: subprocess.CompletedProcess[str], code: int) -> str:
+    """The one line of an error a person can act on."""
+    assert done.returncode == code, (done.returncode, done.stderr)
+    assert "Traceback" not in done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, done.stderr
+    return errors[0]
+
+
+class TestBadInput:
+    def test_a_missing_folder(self, tmp_path: Path) -> None:
+        assert "nowhere" in failure(run("calibrate", deployment(tmp_path, "nowhere")), 65)
+        assert not (tmp_path / "artifacts").exists()
+
+    def test_an_empty_folder(self, tmp_path: Path) -> None:
+        (tmp_path / "empty").mkdir()
+
+        assert "empty" in failure(run("calibrate", deployment(tmp_path, "empty")), 65)
+        assert not (tmp_path / "artifacts").exists()
+
+    def test_a_missing_model(self, tmp_path: Path, photos: Path) -> None:
+        path = deployment(tmp_path, str(photos))
+        path.write_text(path.read_text().replace("yolox_nano.onnx", "yolox_mano.onnx"))
+
+        assert "yolox_mano.onnx: no such model file" in failure(run("calibrate", path), 65)
+
+    def test_a_model_that_is_none(self, tmp_path: Path, photos: Path) -> None:
+        (tmp_path / "model.onnx").write_text("hello")
+        path = deployment(tmp_path, str(photos))
+        document = yaml.safe_load(path.read_text())
+        document["models"][0]["path"] = "model.onnx"
+        path.write_text(yaml.safe_dump(document))
+
+        assert "model.onnx" in failure(run("calibrate", path), 65)
+        assert not (tmp_path / "artifacts").exists()
+
+    def test_a_rule_that_matches_nothing(self, tmp_path: Path, photos: Path) -> None:
+        done = run("calibrate", deployment(tmp_path, str(photos), fp16=[{"name": "Conv_9999"}]))
+
+        assert "models.yolox.calibration.fp16[0]: matches no layer" in failure(done, 78)
+        assert not (tmp_path / "artifacts").exists()
+
+    def test_a_typing_error_in_the_file(self, tmp_path: Path, photos: Path) -> None:
+        path = deployment(tmp_path, str(photos))
+        path.write_text(path.read_text().replace("divide_by", "divide_bye"))
+
+        assert "models[0].input.divide_bye: is not a known key; did you mean 'divide_by'?" in failure(
+            run("calibrate", path), 78
+        )
+
+    def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
+        assert "absent.yaml: no such deployment file" in failure(run("calibrate", tmp_path / "absent.yaml"), 78)
+
+    def test_an_option_that_does_not_exist(self, tmp_path: Path) -> None:
+        done = run("calibrate", tmp_path / "x.yaml", "--methode", "max")
+
+        assert done.returncode == 2
+        assert "No such option" in done.stderr
+
+    def test_a_model_calibrated_for_another_preprocessing(self, tmp_path: Path, photos: Path) -> None:
+        path = deployment(tmp_path, str(photos))
+        assert run("calibrate", path).returncode == 0
+        path.write_text(path.read_text().replace("color: bgr", "color: rgb"))
+
+        assert "input.color is rgb but was bgr" in failure(run("evaluate", path, "--images", photos), 65)
+
+    def test_a_folder_that_cannot_be_written(self, tmp_path: Path, photos: Path) -> None:
+        (tmp_path / "artifacts").write_text("a file where the folder should be")
+
+        line = failure(run("calibrate", deployment(tmp_path, str(photos))), 74)
+
+        assert "artifacts" in line
+        assert (tmp_path / "artifacts").read_text().startswith("a file")
+
+    def test_labels_that_are_none(self, tmp_path: Path, photos: Path) -> None:
+        path = deployment(tmp_path, str(photos))
+        assert run("calibrate", path).returncode == 0
+        (tmp_path / "labels.json").write_text("[]")
+
+        line = failure(run("evaluate", path, "--images", photos, "--labels", tmp_path / "labels.json"), 65)
+
+        assert "labels.json" in line
+
+
+def test_ctrl_c_leaves_the_previous_calibration(tmp_path: Path, photos: Path) -> None:
+    path = deployment(tmp_path, str(photos))
+    assert run("calibrate", path).returncode == 0
+    before = {file.name: file.read_bytes() for file in (tmp_path / "artifacts").iterdir()}
+
+    process = subprocess.Popen(
+        [COMMAND, "calibrate", deployment(tmp_path, str(DATA / "images"), count=72)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "calibrating" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    _, rest = process.communicate(timeout=60)
+
+    assert process.returncode == 130
+    assert "error: interrupted" in rest
+    assert "Traceback" not in rest
+    assert {file.name: file.read_bytes() for file in (tmp_path / "artifacts").iterdir()} == before
+
+
+class TestEvaluate:
+    def test_int8_stays_within_one_and_a_half_points(self, tmp_path: Path) -> None:
+        """The acceptance figure: calibrated on 24 photographs, compared on the 48 others."""
+        path = deployment(tmp_path, str(DATA / "images"), count=24)
+        assert run("calibrate", path).returncode == 0
+
+        done = run("evaluate", path, "--json", tmp_path / "e.json")
+
+        assert done.returncode == 0, done.stderr
+        report = json.loads((tmp_path / "e.json").read_text())
+        assert report["images"] == 48
+        assert report["fp32"]["map"] == pytest.approx(0.362, abs=0.01)
+        assert report["int8"]["map"] >= report["fp32"]["map"] - 0.015
+        assert report["agreement"]["share"] > 0.9
+
+    def test_an_exceeded_limit_ends_with_one(self, tmp_path: Path, photos: Path) -> None:
+        path = deployment(tmp_path, str(photos), fp16=[])
+        path.write_text(path.read_text().replace("map_drop: 0.015", "agreement: 1.0"))
+        assert run("calibrate", path).returncode == 0
+
+        done = run("evaluate", path)
+
+        assert done.returncode == 1, done.stderr
+        assert "exceeded" in done.stdout
+
+    def test_json_alone_on_stdout(self, tmp_path: Path, photos: Path) -> None:
+        path = deployment(tmp_path, str(photos))
+        assert run("calibrate", path).returncode == 0
+
+        done = run("evaluate", path, "--images", photos, "--json", "-")
+
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["images"] == 3
+        assert "3 of 3 pictures were used by calibration as well" in done.stderr
+
+
+class TestCacheCommand:
+    def test_show(self, calibrated: Path) -> None:
+        done = run("cache", "show", calibrated / "calibration.cache", "--json")
+
+        document = json.loads(done.stdout)
+        assert document["header"] == "TRT-100300-EntropyCalibration2"
+        assert document["tensorrt"] == "10.3.0"
+        entry = document["entries"]["images"]
+        assert entry["amax"] == pytest.approx(255)
+        assert entry["scale"] * 127 == entry["amax"]
+
+    def test_show_for_people(self, calibrated: Path) -> None:
+        done = run("cache", "show", calibrated / "calibration.cache")
+
+        assert done.stdout.startswith("TRT-100300-EntropyCalibration2  (TensorRT 10.3.0, 370 tensors)\n")
+
+    def test_write_for_another_version(self, calibrated: Path, tmp_path: Path) -> None:
+        target = tmp_path / "jetpack5.cache"
+
+        done = run("cache", "write", calibrated / "ranges.json", "--tensorrt", "8.5.2", "-o", target)
+
+        assert done.returncode == 0, done.stderr
+        original = (calibrated / "calibration.cache").read_text().split("\n", 1)[1]
+        assert target.read_text() == f"TRT-8502-EntropyCalibration2\n{original}"
+
+    @pytest.mark.parametrize("content", ["", "hello", "{}", '{"schema": "edge.ranges/1"}'])
+    def test_other_files_are_refused(self, tmp_path: Path, content: str) -> None:
+        (tmp_path / "x").write_text(content)
+
+        assert "x" in failure(run("cache", "show", tmp_path / "x"), 65)
+        assert "x" in failure(run("cache", "write", tmp_path / "x", "--tensorrt", "10.3.0", "-o", tmp_path / "y"), 65)
+        assert not (tmp_path / "y").exists()
+
+    def test_an_impossible_version_is_a_usage_error(self, calibrated: Path, tmp_path: Path) -> None:
+        done = run("cache", "write", calibrated / "ranges.json", "--tensorrt", "ten", "-o", tmp_path / "y")
+
+        assert done.returncode == 2
+        assert "is no TensorRT version" in done.stderr
+
+
+class TestCheck:
+    def test_a_good_deployment(self, tmp_path: Path, photos: Path) -> None:
+        done = run("check", deployment(tmp_path, str(photos)))
+
+        assert done.returncode == 0, done.stderr
+        assert "72 layers would run in INT8, 41 are kept in floating point" in done.stdout
+        assert "not calibrated yet" in done.stdout
+
+    def test_everything_wrong_is_told_at_once(self, tmp_path: Path) -> None:
+        path = deployment(tmp_path, "nowhere", fp16=[{"name": "x"}, {"op": "Gemm"}])
+
+        done = run("check", path)
+
+        assert done.returncode == 65
+        errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert len(errors) == 3, done.stderr
+
+    def test_as_json(self, tmp_path: Path, photos: Path) -> None:
+        done = run("check", deployment(tmp_path, str(photos)), "--json", "-")
+
+        assert json.loads(done.stdout)["problems"] == []
+
+
+@pytest.mark.parametrize("name", ["fastestdet", "yunet_n_320"])
+def test_other_detectors_calibrate_too(tmp_path: Path, photos: Path, name: str) -> None:
+    layout = {"fastestdet": {"labels": "coco80"}, "yunet_n_320": {"labels": ["face"]}}[name]
+    path = tmp_path / "d.yaml"
+    document = {
+        "version": 1,
+        "models": [
+            {
+                "name": "m",
+                "path": str(DATA / "models" / f"{name}.onnx"),
+                "artifacts": "out",
+                "input": {"color": "bgr", "divide_by": 255 if name == "fastestdet" else 1, "resize": "stretch"},
+                "task": {"type": "detection", **layout},
+                "calibration": {"images": str(photos)},
+            }
+        ],
+    }
+    path.write_text(yaml.safe_dump(document))
+
+    done = run("calibrate", path)
+
+    assert done.returncode == 0, done.stderr
+    session = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.int8.onnx"), providers=["CPUExecutionProvider"])
+    picture = np.zeros(session.get_inputs()[0].shape, np.float32)
+    assert all(np.isfinite(output).all() for output in session.run(None, {session.get_inputs()[0].name: picture}))
+
+
+@pytest.mark.parametrize("arguments", [[], ["calibrate"], ["evaluate"], ["cache"], ["cache", "show"], ["check"]])
+def test_help_shows_an_example(arguments: list[str]) -> None:
+    done = run(*arguments, "--help")
+
+    assert done.returncode == 0
+    assert "edge-calibrate" in done.stdout
+    if arguments not in (["cache"],):
+        assert "Example" in done.stdout
+
+
+def test_a_closed_pipe_is_no_error(calibrated: Path) -> None:
+    shell = f"set -o pipefail; {COMMAND} cache show {calibrated / 'calibration.cache'} | head -1"
+
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+
+
+def test_help_is_quick_to_import_nothing_heavy() -> None:
+    code = "import sys, calibration.cli; print(sorted({'onnx', 'onnxruntime', 'rich', 'cv2'} & set(sys.modules)))"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+
+    assert done.stdout.strip() == "[]"
+
+
+def test_interrupting_at_any_moment_leaves_no_scratch(tmp_path: Path, photos: Path) -> None:
+    """Ctrl-C at several moments of the run; whatever stage it hits, nothing half-written stays behind."""
+    path = deployment(tmp_path, str(photos))
+    for delay_s in (0.3, 1.0, 1.6, 2.2):
+        process = subprocess.Popen([COMMAND, "calibrate", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        time.sleep(delay_s)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+
+        assert process.returncode in (0, 130, -signal.SIGINT)
+        left = [p.name for p in (tmp_path / "artifacts").iterdir()] if (tmp_path / "artifacts").exists() else []
+        assert not [name for name in left if name.startswith(".")]
+        assert not left or "calibration.json" in left
