@@ -1,0 +1,106 @@
+"""The pictures of a folder as a stream, in order of their names."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge.errors import DataError
+from edge.image import decode
+from edge.sources.pace import Pacer, Stamper
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from edge import config
+    from edge.types import Frame, Image
+
+__all__ = ["FolderSource"]
+
+logger = logging.getLogger(__name__)
+
+_DEFAULT_FPS = 10.0
+_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+
+
+class FolderSource:
+    """Plays a folder once or for ever. Each pass lists it anew, so pictures may come and go."""
+
+    def __init__(self, section: config.Folder, *, stream: str, key: str) -> None:
+        """Look at the folder.
+
+        Raises:
+            DataError: it is missing or holds no picture file.
+        """
+        self._folder = Path(section.path)
+        self._key = f"{key}.path"
+        self._loop = section.loop
+        self._fps = section.fps or _DEFAULT_FPS
+        self._stamp = Stamper(stream)
+        self._refused: set[str] = set()
+        self._list()
+
+    @property
+    def description(self) -> str:
+        """What is read and how fast."""
+        return f"pictures of {self._folder}, {self._fps:g} a second{', looped' if self._loop else ''}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Nothing stays open between frames."""
+
+    def frames(self, stop: threading.Event) -> Iterator[Frame]:
+        """Yield the pictures; one that cannot be read is skipped, with a warning the first time.
+
+        Raises:
+            DataError: the folder has gone, or not one of its pictures can be read.
+        """
+        pacer = Pacer(self._fps)
+        while True:
+            usable = 0
+            for path in self._list():
+                image = self._read(path)
+                if image is None:
+                    if stop.is_set():
+                        return
+                    continue
+                usable += 1
+                if not pacer.wait(stop):
+                    return
+                yield self._stamp(image, path.name)
+            if not usable:
+                raise DataError(f"{self._key}: {self._folder}: none of its pictures can be read")
+            if not self._loop:
+                return
+
+    def _list(self) -> list[Path]:
+        try:
+            paths = sorted(path for path in self._folder.iterdir() if path.suffix.lower() in _SUFFIXES)
+        except FileNotFoundError:
+            raise DataError(f"{self._key}: {self._folder}: no such folder") from None
+        except NotADirectoryError:
+            raise DataError(f"{self._key}: {self._folder}: is not a folder; for a video set type: video") from None
+        except OSError as error:
+            raise DataError(f"{self._key}: {self._folder}: {error.strerror}") from error
+        if not paths:
+            known = ", ".join(sorted(_SUFFIXES))
+            raise DataError(f"{self._key}: {self._folder}: holds no picture (looked for {known})")
+        return paths
+
+    def _read(self, path: Path) -> Image | None:
+        try:
+            return decode(path.read_bytes(), name=str(path))
+        except (DataError, OSError) as error:
+            if path.name not in self._refused:
+                self._refused.add(path.name)
+                logger.warning("skipped: %s", error)
+            return None

@@ -1,0 +1,115 @@
+"""A video file as a stream, at its own rate or another."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import cv2
+import numpy as np
+
+from edge.errors import DataError, SourceError
+from edge.sources.pace import Pacer, Stamper
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterator
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from edge import config
+    from edge.types import Frame
+
+__all__ = ["VideoSource", "opencv_build"]
+
+logger = logging.getLogger(__name__)
+
+_DEFAULT_FPS = 25.0
+# Containers without a rate give 0, NaN or their time base (90000).
+_MAX_FPS = 1000.0
+
+
+class VideoSource:
+    """Plays a file once or for ever, by OpenCV's FFmpeg backend."""
+
+    def __init__(self, section: config.Video, *, stream: str, key: str) -> None:
+        """Open the file.
+
+        Raises:
+            DataError: there is no such file.
+            SourceError: it is no video that FFmpeg can open.
+        """
+        self._path = Path(section.path)
+        self._key = f"{key}.path"
+        self._loop = section.loop
+        self._stamp = Stamper(stream)
+        if not self._path.exists():
+            raise DataError(f"{self._key}: {self._path}: no such file")
+        self._capture = self._open()
+        own_fps = self._capture.get(cv2.CAP_PROP_FPS)
+        self._fps = section.fps or (own_fps if 0 < own_fps <= _MAX_FPS else _DEFAULT_FPS)
+
+    @property
+    def description(self) -> str:
+        """What is read and how fast."""
+        return f"video {self._path}, {self._fps:g} frames a second{', looped' if self._loop else ''}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._capture.release()
+
+    def frames(self, stop: threading.Event) -> Iterator[Frame]:
+        """Yield the frames.
+
+        Raises:
+            SourceError: not one frame can be decoded, or the file can't be opened again for the next round.
+        """
+        pacer = Pacer(self._fps)
+        while True:
+            count = 0
+            while not stop.is_set():
+                found, image = self._capture.read()
+                if not found:
+                    break
+                count += 1
+                if not pacer.wait(stop):
+                    return
+                yield self._stamp(np.ascontiguousarray(image, np.uint8))
+            if stop.is_set():
+                return
+            self._judge_end(count)
+            if not self._loop:
+                return
+            # Opening again is exact for every container; seeking to frame 0 is not.
+            self._capture.release()
+            self._capture = self._open()
+
+    def _open(self) -> cv2.VideoCapture:
+        capture = cv2.VideoCapture(str(self._path), cv2.CAP_FFMPEG)
+        if not capture.isOpened():
+            raise SourceError(f"{self._key}: {self._path}: is not a video that OpenCV's FFmpeg can open")
+        return capture
+
+    def _judge_end(self, count: int) -> None:
+        """Tell the end of the file from a break: OpenCV gives the same answer for both."""
+        if not count:
+            raise SourceError(f"{self._key}: {self._path}: not one frame can be decoded")
+        # Containers estimate their length from time and rate, so that a few frames mean nothing.
+        expected = self._capture.get(cv2.CAP_PROP_FRAME_COUNT)
+        if expected > 0 and count < 0.9 * expected:
+            logger.warning(
+                "%s: ended after %d of about %d frames; the file may be damaged", self._path, count, expected
+            )
+
+
+def opencv_build() -> tuple[str, bool]:
+    """Version of the OpenCV that was found, and whether it has GStreamer: JetPack's has, PyPI's has not."""
+    lines = [line.split(":", 1) for line in cv2.getBuildInformation().splitlines() if ":" in line]
+    gstreamer = any(key.strip() == "GStreamer" and value.strip().startswith("YES") for key, value in lines)
+    return cv2.__version__, gstreamer
