@@ -1,0 +1,68 @@
+"""From any thread to the one that publishes: a bounded inbox, and a bell that ends its wait for the network."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Inbox"]
+
+
+class Inbox:
+    """Putting never blocks on anything slow: when the reader falls behind, the oldest message goes and is counted."""
+
+    def __init__(self, limit: int) -> None:
+        """Make an empty one for up to ``limit`` messages."""
+        self.put_count = 0
+        self.dropped = 0
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._messages: deque[tuple[str, bytes]] = deque()
+        self._rung = False
+        self._closed = False
+        # The reader waits in select() for the network, which only a socket can end.
+        self.bell, self._hammer = socket.socketpair()
+        self.bell.setblocking(False)
+        self._hammer.setblocking(False)
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def put(self, topic: str, payload: bytes) -> None:
+        """Add a message and ring. After ``close`` it stays here, unread."""
+        with self._lock:
+            self.put_count += 1
+            self._messages.append((topic, payload))
+            if len(self._messages) > self._limit:
+                self._messages.popleft()
+                self.dropped += 1
+        self.ring()
+
+    def ring(self) -> None:
+        """Make ``bell`` readable until the reader empties the inbox."""
+        with self._lock:
+            if not self._rung and not self._closed:
+                self._rung = True
+                self._hammer.send(b"\0")
+
+    def empty_into(self, take: Callable[[str, bytes], None]) -> None:
+        """Pass every message on, oldest first, and silence the bell."""
+        with self._lock:
+            if self._rung:
+                self._rung = False
+                self.bell.recv(1)
+            messages, self._messages = self._messages, deque()
+        for topic, payload in messages:
+            take(topic, payload)
+
+    def close(self) -> None:
+        """Close the bell's sockets."""
+        with self._lock:
+            self._closed = True
+            self.bell.close()
+            self._hammer.close()

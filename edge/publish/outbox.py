@@ -1,0 +1,280 @@
+"""Results that the broker has not acknowledged yet: in order, bounded in bytes, on disk where a path is given.
+
+A result is first kept in memory; ``flush`` then moves what is still unacknowledged to SQLite in one transaction. One
+row a transaction costs 16 KB of writes for a result of 600 bytes, twenty rows a fifth of that, and a result that is
+acknowledged before the next flush never touches the flash at all. So a crash of the process loses at most what came
+since the last flush. Disk trouble never raises: results then stay in memory, and the log says so once.
+
+Not thread-safe: one thread opens, uses and closes an outbox.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+__all__ = ["Entry", "Outbox"]
+
+logger = logging.getLogger(__name__)
+
+_FORMAT = 1
+# What a row costs beside its texts: key, headers and its share of the tree's pages, rounded up.
+_ROW_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One message that waits."""
+
+    seq: int
+    """Its place in the order, rising by one."""
+    topic: str
+    payload: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """What it counts against the bound."""
+        return len(self.topic) + len(self.payload) + _ROW_BYTES
+
+
+class Outbox:
+    """A queue on disk from which an entry goes only by ``ack``, or by the bound."""
+
+    def __init__(self, path: Path | None, *, max_bytes: int) -> None:
+        """Open the outbox and take up what an earlier process left.
+
+        Args:
+            path: SQLite file, created where it is missing; None keeps everything in memory.
+            max_bytes: beyond it the oldest entries are dropped.
+        """
+        self.dropped = 0
+        self._path = path
+        self._max_bytes = max_bytes
+        self._fresh: dict[int, Entry] = {}  # not on disk yet, in order
+        self._stored_count = 0  # on disk, neither acknowledged nor dropped
+        self._bytes = 0  # of all that wait
+        self._acked: set[int] = set()  # still on disk, to be deleted with the next flush
+        self._floor = 0  # entries up to here were dropped; those on disk go with the next flush
+        self._floor_on_disk = 0
+        self._next_seq = 1
+        self._troubled = False
+        self._database = None if path is None else self._open(path)
+        self._in_memory = self._database is None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        """How many entries wait."""
+        return self._stored_count + len(self._fresh)
+
+    @property
+    def last_seq(self) -> int:
+        """Of the newest entry ever appended here."""
+        return self._next_seq - 1
+
+    @property
+    def troubled(self) -> bool:
+        """Whether the last attempt to write failed; the next one is worth some patience."""
+        return self._troubled
+
+    @property
+    def location(self) -> str:
+        """Where entries wait, for messages."""
+        return "memory" if self._in_memory else str(self._path)
+
+    def append(self, topic: str, payload: bytes) -> None:
+        """Add the newest entry; beyond the bound the oldest go and are counted in ``dropped``."""
+        entry = Entry(self._next_seq, topic, payload)
+        self._next_seq += 1
+        self._fresh[entry.seq] = entry
+        self._bytes += entry.size_bytes
+        if self._bytes > self._max_bytes:
+            self._drop_oldest()
+
+    def oldest(self, limit: int, *, after: int = 0) -> list[Entry]:
+        """Up to ``limit`` of the oldest entries with a seq beyond ``after``, in order."""
+        found = self._read(limit, after) if self._stored_count else []
+        if len(found) < limit:
+            newer = (entry for seq, entry in self._fresh.items() if seq > after)
+            found += islice(newer, limit - len(found))
+        return found
+
+    def ack(self, entry: Entry) -> None:
+        """Forget an entry that has been delivered, once for each. One that was dropped meanwhile is ignored."""
+        if self._fresh.pop(entry.seq, None) is not None:
+            self._bytes -= entry.size_bytes
+        elif entry.seq > self._floor and entry.seq not in self._acked and self._database is not None:
+            self._acked.add(entry.seq)
+            self._stored_count -= 1
+            self._bytes -= entry.size_bytes
+
+    def flush(self) -> None:
+        """Bring the disk up to date in one transaction: drop, delete, insert."""
+        database = self._database
+        if database is None or not (self._fresh or self._acked or self._floor > self._floor_on_disk):
+            return
+        try:
+            database.execute("BEGIN IMMEDIATE")
+            database.execute("DELETE FROM results WHERE seq <= ?", (self._floor,))
+            database.executemany("DELETE FROM results WHERE seq = ?", [(seq,) for seq in sorted(self._acked)])
+            database.executemany(
+                "INSERT INTO results (seq, topic, payload) VALUES (?, ?, ?)",
+                [(entry.seq, entry.topic, entry.payload) for entry in self._fresh.values()],
+            )
+            database.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._fail(error)
+            return
+        self._stored_count += len(self._fresh)
+        self._fresh.clear()
+        self._acked.clear()
+        self._floor_on_disk = self._floor
+        if self._troubled:
+            self._troubled = False
+            logger.info("outbox %s: can be written again", self._path)
+
+    def close(self) -> None:
+        """Flush and close the file."""
+        self.flush()
+        if self._database is not None:
+            if self._fresh:
+                logger.warning("outbox %s: %d results could not be written and are lost", self._path, len(self._fresh))
+            self._database.close()
+            self._database = None
+
+    def _read(self, limit: int, after: int) -> list[Entry]:
+        assert self._database is not None, "only a database stores entries"
+        # Acknowledged rows are still there until the next flush, so that many more may have to be looked at.
+        query = "SELECT seq, topic, payload FROM results WHERE seq > ? ORDER BY seq LIMIT ?"
+        try:
+            rows = self._database.execute(query, (max(after, self._floor), limit + len(self._acked))).fetchall()
+        except sqlite3.Error as error:
+            self._fail(error)
+            return []
+        return [Entry(*row) for row in rows if row[0] not in self._acked][:limit]
+
+    def _drop_oldest(self) -> None:
+        if self._stored_count:
+            assert self._database is not None, "only a database stores entries"
+            query = "SELECT seq, length(topic) + length(payload) FROM results WHERE seq > ? ORDER BY seq"
+            try:
+                with closing(self._database.execute(query, (self._floor,))) as rows:
+                    for seq, length in rows:
+                        if self._bytes <= self._max_bytes:
+                            return
+                        self._floor = seq
+                        if seq in self._acked:
+                            continue
+                        self._stored_count -= 1
+                        self._bytes -= length + _ROW_BYTES
+                        self.dropped += 1
+            except sqlite3.Error as error:
+                self._fail(error)
+                # What cannot be read cannot be sent either.
+                self.dropped += self._stored_count
+                self._stored_count = 0
+                self._bytes = sum(entry.size_bytes for entry in self._fresh.values())
+        while self._bytes > self._max_bytes and self._fresh:
+            entry = self._fresh.pop(next(iter(self._fresh)))
+            self._floor = entry.seq
+            self._bytes -= entry.size_bytes
+            self.dropped += 1
+
+    def _open(self, path: Path) -> sqlite3.Connection | None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return self._connect(path)
+        except (sqlite3.OperationalError, OSError) as error:
+            # A box whose flash has gone read-only shall still see and publish.
+            logger.warning("outbox %s: cannot be opened (%s); results wait in memory only", path, _reason(error))
+            return None
+        except sqlite3.DatabaseError as error:
+            return self._start_over(path, error)
+
+    def _connect(self, path: Path) -> sqlite3.Connection:
+        database = sqlite3.connect(path, isolation_level=None, timeout=1)
+        try:
+            # EXCLUSIVE keeps a second daemon out, and needs no shared memory beside the WAL.
+            database.execute("PRAGMA locking_mode = EXCLUSIVE")
+            database.execute("PRAGMA journal_mode = WAL")
+            # In WAL mode NORMAL survives a crash of the process whole; a power cut can take the last transactions,
+            # never the file.
+            database.execute("PRAGMA synchronous = NORMAL")
+            database.execute("PRAGMA journal_size_limit = 4194304")
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            if version not in (0, _FORMAT):
+                raise sqlite3.DatabaseError(f"written in format {version}; this version knows {_FORMAT}")
+            (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
+            if verdict != "ok":
+                raise sqlite3.DatabaseError(verdict)
+            database.execute(
+                "CREATE TABLE IF NOT EXISTS results"
+                " (seq INTEGER PRIMARY KEY, topic TEXT NOT NULL, payload BLOB NOT NULL)"
+            )
+            database.execute(f"PRAGMA user_version = {_FORMAT}")
+            count, size, last = database.execute(
+                "SELECT count(*), total(length(topic) + length(payload)), max(seq) FROM results"
+            ).fetchone()
+        except sqlite3.Error:
+            database.close()
+            raise
+        self._stored_count = count
+        self._bytes += int(size) + count * _ROW_BYTES
+        self._next_seq = max(self._next_seq, (last or 0) + 1)
+        return database
+
+    def _start_over(self, path: Path, error: Exception) -> sqlite3.Connection | None:
+        """Move a damaged file out of the way and begin with an empty one."""
+        aside = path.with_name(path.name + ".damaged")
+        try:
+            path.replace(aside)
+            for suffix in ("-wal", "-shm"):
+                path.with_name(path.name + suffix).unlink(missing_ok=True)
+            logger.warning(
+                "outbox %s: is damaged (%s); it was moved to %s and a new one was started", path, error, aside
+            )
+            return self._connect(path)
+        except (sqlite3.Error, OSError) as second:
+            logger.warning("outbox %s: cannot be replaced (%s); results wait in memory only", path, _reason(second))
+            return None
+
+    def _fail(self, error: sqlite3.Error) -> None:
+        """Carry on after a failed read or write: on trouble with the disk retry later, on a damaged file start over."""
+        database, path = self._database, self._path
+        assert database is not None, "only a database fails"
+        assert path is not None, "a database has a path"
+        if isinstance(error, sqlite3.OperationalError):
+            # SQLITE_FULL may have rolled back by itself.
+            if database.in_transaction:
+                database.execute("ROLLBACK")
+            if not self._troubled:
+                self._troubled = True
+                logger.warning("outbox %s: %s; results wait in memory until it can be written again", path, error)
+            return
+        database.close()
+        self._acked.clear()
+        self._floor = next(iter(self._fresh), self._next_seq) - 1
+        self._stored_count = 0
+        self._bytes = sum(entry.size_bytes for entry in self._fresh.values())
+        self._database = self._start_over(path, error)
+        self._in_memory = self._database is None
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

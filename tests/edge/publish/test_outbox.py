@@ -1,0 +1,302 @@
+from __future__ import annotations
+
+import resource
+import signal
+import sqlite3
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge.publish.outbox import Outbox
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOMY = 1_000_000
+
+
+def fill(outbox: Outbox, *payloads: str) -> None:
+    for payload in payloads:
+        outbox.append("edge/dev/s/results", payload.encode())
+
+
+def contents(outbox: Outbox) -> list[str]:
+    return [entry.payload.decode() for entry in outbox.oldest(1000)]
+
+
+@pytest.fixture(params=["memory", "disk", "disk, flushed"])
+def outbox(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Outbox]:
+    """An outbox that holds a, b and c."""
+    with Outbox(None if request.param == "memory" else tmp_path / "outbox.db", max_bytes=ROOMY) as opened:
+        fill(opened, "a", "b", "c")
+        if "flushed" in request.param:
+            opened.flush()
+        yield opened
+
+
+def test_entries_come_in_order_and_go_when_they_are_acknowledged(outbox: Outbox) -> None:
+    first, second, _ = outbox.oldest(3)
+    outbox.ack(second)
+
+    assert contents(outbox) == ["a", "c"]
+    assert len(outbox) == 2
+
+    outbox.flush()
+    outbox.ack(first)
+    fill(outbox, "d")
+
+    assert contents(outbox) == ["c", "d"]
+    assert [entry.payload for entry in outbox.oldest(1, after=first.seq)] == [b"c"]
+    assert outbox.oldest(5, after=outbox.last_seq) == []
+
+
+def test_order_spans_what_is_on_disk_and_what_is_still_in_memory(tmp_path: Path) -> None:
+    with Outbox(tmp_path / "outbox.db", max_bytes=ROOMY) as outbox:
+        fill(outbox, "a", "b")
+        outbox.flush()
+        fill(outbox, "c", "d")
+
+        assert contents(outbox) == ["a", "b", "c", "d"]
+        assert [entry.payload for entry in outbox.oldest(2, after=outbox.oldest(1)[0].seq)] == [b"b", b"c"]
+
+
+def test_what_is_not_acknowledged_survives_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "outbox.db"
+    with Outbox(path, max_bytes=ROOMY) as outbox:
+        fill(outbox, "a", "b", "c")
+        outbox.ack(outbox.oldest(1)[0])
+
+    with Outbox(path, max_bytes=ROOMY) as outbox:
+        fill(outbox, "d")
+
+        assert contents(outbox) == ["b", "c", "d"]
+        assert outbox.location == str(path)
+
+
+def test_what_was_flushed_survives_a_crash(tmp_path: Path) -> None:
+    path, copy = tmp_path / "outbox.db", tmp_path / "crashed"
+    copy.mkdir()
+    with Outbox(path, max_bytes=ROOMY) as outbox:
+        fill(outbox, "a", "b")
+        outbox.flush()
+        fill(outbox, "c")
+        for file in tmp_path.glob("outbox.db*"):  # the database and its log, as a killed process leaves them
+            (copy / file.name).write_bytes(file.read_bytes())
+
+    with Outbox(copy / "outbox.db", max_bytes=ROOMY) as outbox:
+        assert contents(outbox) == ["a", "b"]
+
+
+def test_a_result_that_is_acknowledged_before_the_flush_never_touches_the_disk(tmp_path: Path) -> None:
+    path = tmp_path / "outbox.db"
+    with Outbox(path, max_bytes=ROOMY) as outbox:
+        log = path.with_name("outbox.db-wal")
+        before = (path.stat().st_mtime_ns, log.stat().st_size)
+        for _ in range(100):
+            fill(outbox, "x" * 600)
+            outbox.ack(outbox.oldest(1)[0])
+            outbox.flush()
+
+        assert (path.stat().st_mtime_ns, log.stat().st_size) == before
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_beyond_the_bound_the_oldest_go_and_are_counted(tmp_path: Path, flushed: bool) -> None:
+    with Outbox(tmp_path / "outbox.db", max_bytes=1000) as outbox:
+        for index in range(10):
+            fill(outbox, f"{index}" * 150)  # 200 bytes each, with topic and overhead
+            if flushed:
+                outbox.flush()
+
+        assert [text[0] for text in contents(outbox)] == ["5", "6", "7", "8", "9"]
+        assert outbox.dropped == 5
+        assert len(outbox) == 5
+
+    with Outbox(tmp_path / "outbox.db", max_bytes=1000) as outbox:
+        assert [text[0] for text in contents(outbox)] == ["5", "6", "7", "8", "9"]
+
+
+def test_an_entry_that_was_dropped_while_it_was_in_flight_can_still_be_acknowledged(tmp_path: Path) -> None:
+    with Outbox(tmp_path / "outbox.db", max_bytes=1000) as outbox:
+        fill(outbox, "a" * 150)
+        in_flight = outbox.oldest(1)[0]
+        for index in range(5):
+            fill(outbox, f"{index}" * 150)
+            outbox.flush()
+        outbox.ack(in_flight)
+
+        assert len(outbox) == 5
+        assert [text[0] for text in contents(outbox)] == ["0", "1", "2", "3", "4"]
+
+
+def test_a_message_beyond_the_whole_bound_is_dropped() -> None:
+    with Outbox(None, max_bytes=100) as outbox:
+        fill(outbox, "x" * 200)
+
+        assert (len(outbox), outbox.dropped) == (0, 1)
+
+
+@pytest.mark.parametrize("damage", [b"this is no database" * 500, b"SQLite format 3\0" + b"\xff" * 9000])
+def test_a_damaged_file_is_moved_aside_and_a_new_one_started(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: bytes
+) -> None:
+    path = tmp_path / "outbox.db"
+    path.write_bytes(damage)
+
+    with Outbox(path, max_bytes=ROOMY) as outbox:
+        fill(outbox, "a")
+
+    with Outbox(path, max_bytes=ROOMY) as outbox:
+        assert contents(outbox) == ["a"]
+    assert (tmp_path / "outbox.db.damaged").read_bytes() == damage
+    assert caplog.text.count("is damaged") == 1
+
+
+def test_a_file_that_is_damaged_while_it_is_used_costs_only_what_was_in_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "outbox.db"
+    with Outbox(path, max_bytes=8 * ROOMY) as outbox:  # more than SQLite's cache of 2 MB holds
+        fill(outbox, *(f"{index:4000}" for index in range(1500)))
+    with Outbox(path, max_bytes=8 * ROOMY) as outbox:
+        with path.open("r+b") as file:
+            file.seek(4096)
+            file.write(b"\xff" * 4_000_000)
+        fill(outbox, "new")
+        read = contents(outbox)
+        outbox.flush()
+        fill(outbox, "newer")
+
+        assert read[-1:] == ["new"]
+        assert contents(outbox) == ["new", "newer"]
+        assert len(outbox) == 2
+    assert caplog.text.count("is damaged") == 1
+
+
+def test_a_file_of_a_later_version_is_kept_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "outbox.db"
+    database = sqlite3.connect(path)
+    database.execute("PRAGMA user_version = 7")
+    database.close()
+
+    with Outbox(path, max_bytes=ROOMY) as outbox:
+        fill(outbox, "a")
+
+    assert "written in format 7" in caplog.text
+
+
+def test_a_place_that_cannot_be_written_means_memory_and_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+
+    with Outbox(tmp_path / "file" / "outbox.db", max_bytes=ROOMY) as outbox:
+        fill(outbox, "a")
+        outbox.flush()
+
+        assert contents(outbox) == ["a"]
+        assert outbox.location == "memory"
+    assert caplog.text.count("results wait in memory only") == 1
+
+
+def test_a_second_owner_is_kept_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "outbox.db"
+    with Outbox(path, max_bytes=ROOMY) as first, Outbox(path, max_bytes=ROOMY) as second:
+        fill(first, "a")
+        fill(second, "b")
+
+        assert second.location == "memory"
+        assert "database is locked" in caplog.text
+    with Outbox(path, max_bytes=ROOMY) as outbox:
+        assert contents(outbox) == ["a"]
+
+
+def test_a_full_disk_means_memory_until_there_is_room_and_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    path = tmp_path / "outbox.db"
+    try:
+        with Outbox(path, max_bytes=ROOMY) as outbox:
+            fill(outbox, "on disk")
+            outbox.flush()
+            size = max(file.stat().st_size for file in tmp_path.iterdir())
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size + 8192, limits[1]))
+            fill(outbox, *(f"{index:1000}" for index in range(100)))
+            for _ in range(3):
+                outbox.flush()
+
+            troubled = [outbox.troubled]
+            assert len(outbox) == len(contents(outbox)) == 101
+
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            outbox.flush()
+
+            assert [*troubled, outbox.troubled] == [True, False]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert caplog.text.count("results wait in memory until it can be written again") == 1
+    with Outbox(path, max_bytes=ROOMY) as outbox:
+        assert len(contents(outbox)) == 101
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(1, 5)),
+        st.tuples(st.just("deliver"), st.integers(1, 5)),
+        st.tuples(st.just("lose connection"), st.just(0)),
+        st.tuples(st.just("flush"), st.just(0)),
+        st.tuples(st.just("reopen"), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=150)
+@given(steps)
+def test_each_entry_is_delivered_at_least_once_and_first_in_order_whatever_happens_between(
+    actions: list[tuple[str, int]],
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "outbox.db"
+        outbox = Outbox(path, max_bytes=ROOMY)
+        delivered: list[int] = []
+        appended = sent = 0
+
+        def deliver(limit: int, lose_every: int) -> None:
+            """Send a window; every so many acknowledgements never arrive."""
+            nonlocal sent
+            for entry in outbox.oldest(limit, after=sent):
+                sent = entry.seq
+                delivered.append(int(entry.payload))
+                if len(delivered) % lose_every:
+                    outbox.ack(entry)
+
+        for action, amount in actions:
+            if action == "append":
+                fill(outbox, *map(str, range(appended, appended + amount)))
+                appended += amount
+            elif action == "deliver":
+                deliver(amount, 3)
+            elif action == "lose connection":
+                sent = 0
+            elif action == "flush":
+                outbox.flush()
+            else:
+                outbox.close()
+                outbox = Outbox(path, max_bytes=ROOMY)
+                sent = 0
+        sent = 0
+        while len(outbox):
+            sent = 0
+            deliver(5, 7)
+        outbox.close()
+
+        first_time = list(dict.fromkeys(delivered))
+        assert first_time == list(range(appended))
