@@ -1,0 +1,259 @@
+"""edge-daemon: arguments in, daemon or report out, exit code. What it runs is imported by the command that needs it."""
+
+from __future__ import annotations
+
+import _thread
+import dataclasses
+import importlib.metadata
+import importlib.util
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edge import __version__, commandline, config
+from edge.commandline import deployment_argument, verbosity_options
+from edge.errors import DataError, DeviceError, ExitCode, ModelError
+from edge.publish.message import results_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from edge.daemon import Summary
+
+__all__ = ["cli", "main"]
+
+logger = logging.getLogger(__name__)
+
+
+def _example(*commands: str) -> str:
+    """The end of a help text; the leading mark keeps click from joining the lines."""
+    return "\b\nExample, from a clone of the repository:\n" + "\n".join(f"  {command}" for command in commands)
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=_example("edge-daemon check configs/demo.yaml", "edge-daemon run configs/demo.yaml --duration 10"),
+)
+@click.version_option(__version__, prog_name="edge-daemon", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Run vision models on camera streams and publish what they see over MQTT."""
+
+
+def main() -> None:
+    """Entry point of the ``edge-daemon`` command."""
+    commandline.run(cli, "edge-daemon")
+
+
+@cli.command(epilog=_example("edge-daemon run configs/demo.yaml --duration 10"))
+@deployment_argument
+@click.option(
+    "--duration",
+    "duration_s",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Stop after so many seconds; fail if results could not be delivered. Default: run for ever.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["plain", "json"]),
+    default="plain",
+    show_default=True,
+    help="Log lines on stderr for people, or one JSON object a line.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the closing summary as JSON.")
+@verbosity_options
+def run(deployment: Path, *, duration_s: float | None, log_format: str, as_json: bool) -> None:
+    """Run the deployment until SIGTERM or Ctrl-C.
+
+    On either, the last results are published and what the broker has not acknowledged stays in the outbox; a second
+    Ctrl-C ends at once.
+    """
+    if log_format == "json":
+        commandline.configure_logging(logging.getLogger("edge").level, structured=True)
+    loaded = config.load(deployment)
+
+    from edge import daemon
+
+    stop = threading.Event()
+    with _stopping_on_signals(stop):
+        summary = daemon.run(loaded, duration_s=duration_s, stop=stop)
+    click.echo(json.dumps(dataclasses.asdict(summary)) if as_json else _describe(summary))
+
+
+@cli.command(epilog=_example("edge-daemon check configs/demo.yaml", "edge-daemon check configs/demo.yaml --json"))
+@deployment_argument
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@verbosity_options
+def check(deployment: Path, *, as_json: bool) -> None:
+    """Say everything about the deployment that can be known without running it.
+
+    Exits with 78 for a faulty deployment file, 65 for missing or unsuitable files, 69 for missing software.
+    """
+    loaded = config.load(deployment)
+
+    report, faults = _inspect(loaded)
+    if as_json:
+        click.echo(json.dumps({**report, "problems": [str(fault) for fault in faults]}, indent=2))
+    else:
+        for section, entries in report.items():
+            for entry in entries if isinstance(entries, list) else [entries]:
+                click.echo(f"{section.removesuffix('s'):<9}  {_line(section, entry)}")
+        click.echo(f"{'verdict':<9}  {f'{len(faults)} problems' if faults else 'ready to run'}")
+    if faults:
+        # Several faults are one complaint, and the first decides the exit code.
+        raise type(faults[0])("\n".join(map(str, faults)))
+
+
+@cli.command(epilog=_example("edge-daemon schema -o deployment.schema.json"))
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write here instead of stdout.")
+@verbosity_options
+def schema(output: Path | None) -> None:
+    """Print the JSON Schema of the deployment file, for editors that check while you type."""
+    text = json.dumps(config.json_schema(), indent=2) + "\n"
+    if output is None:
+        click.echo(text, nl=False)
+        return
+
+    from edge import files
+
+    files.write(output, text.encode())
+    logger.info("wrote %s", output)
+
+
+@contextmanager
+def _stopping_on_signals(stop: threading.Event) -> Iterator[None]:
+    """Set ``stop`` on the first SIGTERM or SIGINT; a SIGINT after that ends the process."""
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        if stop.is_set() and number == signal.SIGINT:
+            # An exception would wait for threads on its way out. What the outbox has written is safe on disk.
+            os.write(sys.stderr.fileno(), b"error: interrupted\n")
+            os._exit(ExitCode.INTERRUPTED)
+        # Not from here: the handler may have interrupted a wait for this very event while that holds the event's lock.
+        _thread.start_new_thread(stop.set, ())
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _inspect(deployment: config.Deployment) -> tuple[dict[str, Any], list[DataError | ModelError | DeviceError]]:
+    """Look at everything that running would need; return what was found and what is wrong."""
+    from edge import manifest
+    from edge.publish.mqtt import find_password
+    from edge.publish.publisher import outbox_path
+    from edge.sources.video import opencv_build
+
+    faults: list[DataError | ModelError | DeviceError] = []
+    faults += [DataError(text) for text in config.missing_files(deployment)]
+    models = []
+    for model in deployment.models:
+        entry: dict[str, Any] = {"name": model.name, "precision": model.engine.precision, "file": None, "sha256": None}
+        if Path(model.path).is_file():
+            try:
+                artifact = manifest.artifact_to_run(model, model.engine.precision)
+                entry |= {"file": str(artifact.path), "sha256": artifact.sha256}
+            except ModelError as error:
+                faults.append(error)
+        models.append(entry)
+    streams = []
+    for stream in deployment.streams:
+        kind = "folder" if isinstance(stream.source, config.Folder) else "video"
+        topic = results_topic(deployment.mqtt.topic, deployment.device_id, stream.name)
+        model_name = deployment.model(stream.model).name
+        source = {"type": kind, "path": stream.source.path}
+        streams.append({"name": stream.name, "source": source, "model": model_name, "topic": topic})
+    if not streams:
+        faults.append(DataError("streams: is empty; there is nothing to run"))
+    mqtt = deployment.mqtt
+    password = None
+    if mqtt.username is not None and (mqtt.password_file is None or Path(mqtt.password_file).exists()):
+        password = find_password(mqtt)
+    outbox = outbox_path(mqtt.outbox)
+    version, gstreamer = opencv_build()
+    runtime = _onnxruntime_version()
+    if runtime is None:
+        faults.append(DeviceError("onnxruntime is not installed; pip install 'jetson-edge[cpu]'"))
+    return {
+        "device": deployment.device_id,
+        "models": models,
+        "streams": streams,
+        "broker": {
+            "host": mqtt.host,
+            "port": mqtt.port,
+            "protocol": mqtt.protocol,
+            "qos": mqtt.qos,
+            "username": mqtt.username,
+            "password": password is not None,
+        },
+        "outbox": {"path": None if outbox is None else str(outbox), "max_mb": mqtt.outbox.max_mb},
+        "opencv": {"version": version, "gstreamer": gstreamer},
+        "runtime": {"onnxruntime": runtime},
+    }, faults
+
+
+def _line(section: str, entry: Any) -> str:
+    """One line of the report for people."""
+    match section:
+        case "models":
+            found = f"{entry['file']} (sha256 {entry['sha256'][:12]}...)" if entry["file"] else "not there yet"
+            return f"{entry['name']}: {entry['precision']}, {found}"
+        case "streams":
+            source = entry["source"]
+            return f"{entry['name']}: {source['type']} {source['path']} -> {entry['model']} -> {entry['topic']}"
+        case "broker":
+            account = f"as {entry['username']}" if entry["username"] else "without user name"
+            secret = "with" if entry["password"] else "without"
+            return (
+                f"{entry['host']}:{entry['port']}, MQTT {entry['protocol']}, QoS {entry['qos']}, {account},"
+                f" {secret} password (not contacted)"
+            )
+        case "outbox":
+            place = entry["path"] or "in memory only: what waits is lost with the process"
+            return f"{place}, up to {entry['max_mb']:g} MB"
+        case "opencv":
+            return f"OpenCV {entry['version']}, GStreamer: {'yes' if entry['gstreamer'] else 'no'}"
+        case "runtime":
+            return f"onnxruntime {entry['onnxruntime'] or 'not found'}"
+        case _:
+            return str(entry)
+
+
+def _onnxruntime_version() -> str | None:
+    """Version of the onnxruntime that would be imported, without importing it: that takes a second and 60 MB."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        return None
+    for name in importlib.metadata.packages_distributions().get("onnxruntime", []):
+        return importlib.metadata.version(name)
+    return "of unknown version"
+
+
+def _describe(summary: Summary) -> str:
+    parts = [
+        f"{summary.duration_s:.1f} s",
+        f"{summary.frames_captured} frames captured, {summary.frames_dropped} dropped, {summary.frames_failed} failed",
+        (
+            f"{summary.results_published} results, {summary.results_acknowledged} acknowledged,"
+            f" {summary.results_dropped} dropped, {summary.results_left} left"
+        ),
+    ]
+    if summary.latency_ms is not None:
+        values = ", ".join(f"{name} {value:.1f}" for name, value in summary.latency_ms.items())
+        parts.append(f"latency in ms: {values}")
+    return "; ".join(parts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""One model and the streams that share it: frames from their mailboxes through the pipeline, each in its turn."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+from edge.publish.message import ModelIdentity, UlidSource
+from edge.sources.mailbox import Mailbox, take_turns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from edge import config
+    from edge.types import Frame, Result
+
+__all__ = ["Lane", "Pipeline"]
+
+logger = logging.getLogger(__name__)
+
+# One bad frame is noise, a row of them is a fault that must not pass for a quiet camera.
+_FAILURES_IN_A_ROW = 20
+# For the percentiles of a run that never ends: the last 18 minutes at 60 frames a second.
+_LATENCIES_KEPT = 65536
+
+
+class Pipeline(Protocol):
+    """The part of ``edge.process.Pipeline`` that a lane needs."""
+
+    digest: str
+    precision: str
+
+    @property
+    def description(self) -> str:
+        """What runs, for logs."""
+
+    def warm_up(self) -> None:
+        """Run once, so that the first frame does not pay for what is allocated lazily."""
+
+    def process(self, frame: Frame) -> Result:
+        """Find the objects of one frame."""
+
+
+class Lane:
+    """A model at work. ``serve`` runs in a thread of its own; others read the numbers."""
+
+    def __init__(self, model: config.Model) -> None:
+        self.model = model
+        self.mailboxes: list[Mailbox[Frame]] = []
+        self.ready = threading.Event()
+        self.identity: ModelIdentity | None = None
+        self.inferred = 0
+        self.failed = 0
+        self.latencies_ms: deque[float] = deque(maxlen=_LATENCIES_KEPT)
+        self._bell = threading.Condition()
+        self._failed_in_a_row = 0
+
+    def add_stream(self) -> Mailbox[Frame]:
+        """A mailbox for one more stream."""
+        self.mailboxes.append(Mailbox(self._bell))
+        return self.mailboxes[-1]
+
+    def serve(
+        self,
+        open_model: Callable[[config.Model], AbstractContextManager[Pipeline]],
+        deliver: Callable[[Result, str, ModelIdentity], None],
+        stop: threading.Event,
+    ) -> None:
+        """Load the model, warm it up, then process frames until there are no more."""
+        # Opened on the thread that uses it: a CUDA context belongs to its thread.
+        with open_model(self.model) as pipeline:
+            pipeline.warm_up()
+            logger.info("model %s", pipeline.description)
+            identity = ModelIdentity.of(self.model.name, precision=pipeline.precision, sha256=pipeline.digest)
+            self.identity = identity
+            self.ready.set()
+            new_id = UlidSource()
+            for frame in take_turns(self.mailboxes, stop):
+                result = self._process(pipeline, frame)
+                if result is not None:
+                    deliver(result, new_id(), identity)
+
+    def _process(self, pipeline: Pipeline, frame: Frame) -> Result | None:
+        try:
+            result = pipeline.process(frame)
+        except Exception as error:  # whatever it is, it is about one frame until it repeats
+            self.failed += 1
+            self._failed_in_a_row += 1
+            if self._failed_in_a_row >= _FAILURES_IN_A_ROW:
+                raise
+            where = f"stream {frame.stream}, frame {frame.name or frame.index}"
+            logger.warning("%s: skipped: %s", where, error, exc_info=self._failed_in_a_row == 1)
+            return None
+        self._failed_in_a_row = 0
+        self.inferred += 1
+        self.latencies_ms.append(result.latency.total_ms)
+        return result
