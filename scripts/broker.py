@@ -120,6 +120,7 @@ def _accepts(port: int, protocol: Literal["5", "3.1.1"]) -> bool:
 @contextmanager
 def _mosquitto(path: str, folder: Path) -> Iterator[int]:
     port = _free_port()
+    folder.mkdir(exist_ok=True)
     configuration = folder / "mosquitto.conf"
     configuration.write_text(f"listener {port} {HOST}\nallow_anonymous true\n")
     log = (folder / "mosquitto.log").open("wb")

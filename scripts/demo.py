@@ -61,7 +61,7 @@ def demo(seconds: float, save: Path | None) -> int:
         return code
     heading(f"3/3  Run the daemon for {seconds:g} s, results over MQTT")
     with ExitStack() as stack:
-        broker = stack.enter_context(open_broker(BUILD))
+        broker = stack.enter_context(open_broker(BUILD / "broker"))
         print(f"broker: {broker.description}")
         deployment = derived_deployment(broker)
         subscriber = stack.enter_context(Subscriber(broker, topic="edge/demo/+/results", on_message=show))
@@ -70,6 +70,7 @@ def demo(seconds: float, save: Path | None) -> int:
             return code
         subscriber.settle()
     evaluation = json.loads(evaluation_file.read_text())
+    (BUILD / "summary.json").touch()  # is among the files that it lists
     summary = summarise(subscriber, evaluation)
     (BUILD / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     if save is not None:
@@ -181,6 +182,8 @@ def print_summary(summary: dict[str, Any], save: Path | None) -> None:
         print("  of it, medians             " + "  ".join(f"{k} {v:.1f}" for k, v in summary["stages_ms"].items()))
     fp32, int8 = summary["fp32"], summary["int8"]
     print(f"COCO mAP 0.50:0.95           FP32 {fp32['map']:.3f}  INT8 {int8['map']:.3f}")
+    share = summary["agreement"]["share"]
+    print(f"FP32 objects found by INT8    {'nothing to compare' if share is None else f'{100 * share:.1f} %'}")
     print("files written")
     for name in summary["files"]:
         print(f"  {name}")
@@ -191,7 +194,7 @@ def print_summary(summary: dict[str, Any], save: Path | None) -> None:
         "  GPU: trtexec --onnx=build/demo/model.int8.onnx --int8 --fp16 --saveEngine=yolox.plan\n"
         "  DLA: trtexec --onnx=tests/data/models/yolox_nano.onnx --int8 --fp16 --calib=build/demo/calibration.cache \\\n"
         "         --useDLACore=0 --allowGPUFallback --precisionConstraints=obey --layerPrecisions=NAME:fp16,...\n"
-        "       with each NAME of fp16_layers in build/demo/calibration.json\n"
+        "       for each NAME of fp16_layers in build/demo/calibration.json\n"
         "Your own model: copy configs/demo.yaml, then edge-calibrate check YOURS.yaml"
     )
 
