@@ -192,8 +192,9 @@ def print_summary(summary: dict[str, Any], save: Path | None) -> None:
     print(
         "\nNext, on a Jetson with JetPack 6, TensorRT takes both results as they are (not run here: no Jetson):\n"
         "  GPU: trtexec --onnx=build/demo/model.int8.onnx --int8 --fp16 --saveEngine=yolox.plan\n"
-        "  DLA: trtexec --onnx=tests/data/models/yolox_nano.onnx --int8 --fp16 --calib=build/demo/calibration.cache \\\n"
-        "         --useDLACore=0 --allowGPUFallback --precisionConstraints=obey --layerPrecisions=NAME:fp16,...\n"
+        "  DLA: trtexec --onnx=tests/data/models/yolox_nano.onnx --int8 --fp16 \\\n"
+        "         --calib=build/demo/calibration.cache --useDLACore=0 --allowGPUFallback \\\n"
+        "         --precisionConstraints=obey --layerPrecisions=NAME:fp16,...\n"
         "       for each NAME of fp16_layers in build/demo/calibration.json\n"
         "Your own model: copy configs/demo.yaml, then edge-calibrate check YOURS.yaml"
     )
