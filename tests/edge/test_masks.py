@@ -23,7 +23,7 @@ def placed(draw: st.DrawFn) -> Mask:
 
 
 def pycocotools_text(bits: np.ndarray) -> str:
-    return coco.encode(np.asfortranarray(bits.astype(np.uint8)))["counts"].decode()
+    return str(coco.encode(np.asfortranarray(bits.astype(np.uint8)))["counts"], "ascii")
 
 
 @given(placed())

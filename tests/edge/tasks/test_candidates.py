@@ -36,7 +36,7 @@ def slow_suppress(boxes: list[list[float]], classes: list[int], iou: float) -> l
     return kept
 
 
-def candidates(boxes: NDArray[np.float32], scores: list[float], classes: list[int] | None = None) -> Candidates:
+def candidates(boxes: NDArray[np.floating], scores: list[float], classes: list[int] | None = None) -> Candidates:
     count = len(scores)
     return Candidates(
         np.asarray(boxes, np.float32).reshape(count, 4),

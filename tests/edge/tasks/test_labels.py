@@ -60,8 +60,8 @@ def test_unusable_file_is_refused(tmp_path: Path, name: str, content: bytes | No
 
 
 def test_kept_labels_become_class_ids() -> None:
-    assert labels.load(["cat", "dog", "cat"], keep=["cat"], classes=3, source="m").wanted == {0, 2}
-    assert labels.load([], keep=["class_1"], classes=3, source="m").wanted == {1}
+    assert labels.load(["cat", "dog", "cat"], keep=["cat"], classes=3, source="m").wanted == frozenset({0, 2})
+    assert labels.load([], keep=["class_1"], classes=3, source="m").wanted == frozenset({1})
     assert labels.load("coco80", keep=[], classes=80, source="m").wanted is None
 
 
@@ -77,8 +77,8 @@ def test_unknown_kept_labels_are_all_refused_with_the_nearest() -> None:
 
 
 def test_numbered_classes_can_be_kept_where_the_model_does_not_say_how_many_there_are() -> None:
-    assert labels.load([], keep=["class_7"], classes=None, source="m").wanted == {7}
-    assert labels.load(["cat"], keep=["cat", "class_1"], classes=None, source="m").wanted == {0, 1}
+    assert labels.load([], keep=["class_7"], classes=None, source="m").wanted == frozenset({7})
+    assert labels.load(["cat"], keep=["cat", "class_1"], classes=None, source="m").wanted == frozenset({0, 1})
     with pytest.raises(ConfigError, match="class_0"):
         labels.load(["cat"], keep=["class_0"], classes=None, source="m")
     with pytest.raises(ConfigError, match="classes are called class_0"):

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -11,6 +11,9 @@ from edge.tasks.segmentation import MASKS
 from edge.tasks.signature import recognise, signature_of
 from edge.types import TensorSpec
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 FLOAT = np.dtype(np.float32)
 YUNET = {
     f"{kind}_{stride}": (1, (320 // stride) ** 2, width)
@@ -19,7 +22,7 @@ YUNET = {
 }
 
 
-def signature(shapes: dict[str, tuple[int, ...]], size: tuple[int, int]) -> Any:
+def signature(shapes: Mapping[str, tuple[int, ...]], size: tuple[int, int]) -> Any:
     inputs = (TensorSpec("images", (1, 3, size[1], size[0]), FLOAT),)
     outputs = tuple(TensorSpec(name, shape, FLOAT) for name, shape in shapes.items())
     return signature_of(inputs, outputs, source="m.onnx")

@@ -14,10 +14,10 @@ from edge.tasks.segmentation import MASKS
 
 def layouts_of(section: type[Any]) -> set[str]:
     """What ``task.layout`` may be, from the annotation of the field."""
-    hints = msgspec.inspect.type_info(section)
-    field = next(field for field in hints.fields if field.name == "layout")  # type: ignore[union-attr]
-    kind = field.type.type if isinstance(field.type, msgspec.inspect.Metadata) else field.type
-    return set(kind.values)  # type: ignore[union-attr]
+    info: Any = msgspec.inspect.type_info(section)
+    field = next(field for field in info.fields if field.name == "layout")
+    kind: Any = field.type.type if isinstance(field.type, msgspec.inspect.Metadata) else field.type
+    return set(kind.values)
 
 
 def test_every_layout_of_the_deployment_file_has_a_decoder() -> None:

@@ -12,6 +12,8 @@ from edge import config, tasks
 from edge.image import place
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from edge.types import Detection, Letterbox, Tensors
 
 SIZE = (64, 64)
@@ -27,7 +29,9 @@ def segmenter(specs_of: Any, picture: Any) -> Any:
     return build
 
 
-def outputs_of(boxes_cxcywh: list[list[float]], coefficients: list[list[float]], prototypes: np.ndarray) -> Tensors:
+def outputs_of(
+    boxes_cxcywh: Sequence[Sequence[float]], coefficients: Sequence[Sequence[float]], prototypes: np.ndarray
+) -> Tensors:
     """The first object of class 0, the second of class 1, and so on; the better the earlier."""
     rows = np.zeros((1, 4 + CLASSES + MASKS, CELLS), np.float32)
     for index, (box, mix) in enumerate(zip(boxes_cxcywh, coefficients, strict=True)):
