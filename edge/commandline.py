@@ -44,10 +44,9 @@ def run(command: click.Command, program: str) -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         _complain("interrupted")
         code = ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output, such as `head`, has gone: that is no error of ours. Keep the interpreter from
-        # flushing into the closed pipe at exit.
-        sys.stderr.close()
+    except SystemExit:
+        # Outside its standalone mode click exits by itself only after shell completion, and where the reader of our
+        # output, such as `head`, has gone. That is no error of ours.
         code = ExitCode.OK
     except OSError as error:
         _logger.debug("traceback", exc_info=error)
