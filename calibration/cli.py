@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -76,7 +77,7 @@ def calibrate(
     Example:
       edge-calibrate calibrate configs/demo.yaml --count 32 --out /tmp/int8
     """
-    from calibration import console, report
+    from calibration import console
     from calibration.calibrate import calibrate as run
 
     loaded = config.load(deployment)
@@ -97,7 +98,7 @@ def calibrate(
                 pictures,
                 out or model.artifacts_dir,
                 on_image=advance,
-                report=lambda result, m=model, p=pictures: report.render(report.of(result, m, p)),
+                report=partial(_report, model, pictures),
             )
         _show_calibrated(done, pictures)
 
@@ -272,6 +273,12 @@ def _collect(
     for warning in found.warnings:
         console.warn(warning)
     return found
+
+
+def _report(model: config.Model, pictures: ImageSet, done: Calibrated) -> str:
+    from calibration import report
+
+    return report.render(report.of(done, model, pictures))
 
 
 def _show_calibrated(done: Calibrated, pictures: ImageSet) -> None:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from calibration.evaluate import Agreement, Evaluation
+    from calibration.agreement import Agreement
+    from calibration.evaluate import Evaluation
 
 __all__ = ["progress", "show_evaluation", "status", "table", "warn"]
 

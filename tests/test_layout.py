@@ -20,7 +20,7 @@ ROOMS = {
     "onnx_ir": ["calibration/graph.py", "calibration/qdq.py", "calibration/observe.py", "calibration/calibrate.py"],
     "onnxruntime": ["edge/engine/onnxruntime.py", "calibration/observe.py"],
     "paho": ["edge/publish/"],
-    "pycocotools": ["calibration/"],
+    "pycocotools": ["calibration/coco.py"],
     "pycuda": ["edge/engine/tensorrt.py", "calibration/build.py", "calibration/calibrator.py"],
     "rich": ["calibration/console.py"],
     "sqlite3": ["edge/publish/outbox.py"],

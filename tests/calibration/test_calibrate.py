@@ -91,7 +91,11 @@ class TestArtifacts:
         model = onnx.load(calibrated / "model.int8.onnx")
         initializers = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
 
-        found = {name.removesuffix("_scale"): float(a) for name, a in initializers.items() if name.endswith("_scale") and a.ndim == 0}
+        found = {
+            name.removesuffix("_scale"): float(a)
+            for name, a in initializers.items()
+            if name.endswith("_scale") and a.ndim == 0
+        }
 
         assert len(found) > 50
         assert all(scales[name] == scale for name, scale in found.items())
@@ -384,7 +388,9 @@ def test_other_detectors_calibrate_too(tmp_path: Path, photos: Path, name: str) 
     done = run("calibrate", path)
 
     assert done.returncode == 0, done.stderr
-    session = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.int8.onnx"), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        str(tmp_path / "out" / "model.int8.onnx"), providers=["CPUExecutionProvider"]
+    )
     picture = np.zeros(session.get_inputs()[0].shape, np.float32)
     assert all(np.isfinite(output).all() for output in session.run(None, {session.get_inputs()[0].name: picture}))
 
@@ -395,7 +401,7 @@ def test_help_shows_an_example(arguments: list[str]) -> None:
 
     assert done.returncode == 0
     assert "edge-calibrate" in done.stdout
-    if arguments not in (["cache"],):
+    if arguments != ["cache"]:
         assert "Example" in done.stdout
 
 

@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration import console, images
-from calibration.evaluate import Agreement, Scores, _iou, _match, agreement, coco_map, evaluate
+from calibration.agreement import Agreement, _iou, _match, agreement
+from calibration.coco import Scores, coco_map
+from calibration.evaluate import evaluate
 from edge import config, tasks
 from edge.errors import ConfigError, DataError
 from edge.image import Preprocessor

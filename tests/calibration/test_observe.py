@@ -72,5 +72,5 @@ def test_a_model_that_cannot_run_is_refused(build_model: Callable[..., ir.Model]
     model = build_model([helper.make_node("Relu", ["images"], ["out"])], {})
     model.graph[0].op_type = "NoSuchOperator"
 
-    with pytest.raises(ModelError, match="onnxruntime cannot load the model: .*NoSuchOperator"):
+    with pytest.raises(ModelError, match=r"onnxruntime cannot load the model: .*NoSuchOperator"):
         observe.Observer(model)

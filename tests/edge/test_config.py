@@ -29,6 +29,9 @@ models:
 """
 
 
+DETECTION, LETTERBOX = "; did you mean 'detection'?", "; did you mean 'letterbox'?"
+
+
 def problems_of(path: Path) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         config.load(path)
@@ -84,10 +87,8 @@ mqtt: {port: 70000}
     )
 
     assert problems_of(path) == [
-        f"{path}:5: models[0].task.type: is 'detction'; allowed: detection, segmentation, classification;"
-        " did you mean 'detection'?",
-        f"{path}:6: models[0].input.resize: is 'letterbx'; allowed: letterbox, stretch, crop; did you mean"
-        " 'letterbox'?",
+        f"{path}:5: models[0].task.type: is 'detction'; allowed: detection, segmentation, classification{DETECTION}",
+        f"{path}:6: models[0].input.resize: is 'letterbx'; allowed: letterbox, stretch, crop{LETTERBOX}",
         f"{path}:7: models[0].engine.thread: is not a known key; did you mean 'threads'?",
         f"{path}:8: mqtt.port: is 70000; expected a whole number <= 65535",
     ]

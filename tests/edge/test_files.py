@@ -61,9 +61,13 @@ def test_a_set_of_files_appears_together(tmp_path: Path) -> None:
 def test_an_interrupted_set_leaves_the_old_files(tmp_path: Path, error: type[BaseException]) -> None:
     (tmp_path / "model").write_text("old")
 
-    with pytest.raises(error), files.replacing(tmp_path) as scratch:
-        (scratch / "model").write_text("new")
-        raise error
+    def interrupted() -> None:
+        with files.replacing(tmp_path) as scratch:
+            (scratch / "model").write_text("new")
+            raise error
+
+    with pytest.raises(error):
+        interrupted()
 
     assert (tmp_path / "model").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

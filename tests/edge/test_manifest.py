@@ -89,7 +89,7 @@ def test_a_changed_int8_model_is_refused(model: config.Model) -> None:
 
 def test_what_is_missing_is_named_with_what_to_do(model: config.Model) -> None:
     (model.artifacts_dir / manifest.INT8_MODEL).unlink()
-    with pytest.raises(ModelError, match="is missing, although .*calibration.json names it; calibrate again"):
+    with pytest.raises(ModelError, match=r"is missing, although .*calibration\.json names it; calibrate again"):
         manifest.artifact_to_run(model, "int8")
 
     (model.artifacts_dir / manifest.MANIFEST).unlink()
