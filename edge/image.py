@@ -70,8 +70,9 @@ def place(section: config.Input, source_wh: tuple[int, int], model_wh: tuple[int
         resized_w, resized_h = model_w, model_h
     elif section.resize == "letterbox":
         ratio = min(model_w / width, model_h / height)
-        resized_w = min(model_w, max(1, round(width * ratio)))
-        resized_h = min(model_h, max(1, round(height * ratio)))
+        # Cut off, not rounded, as YOLOX does: its published accuracy needs it. ultralytics rounds; either way the
+        # difference is within a pixel. The long side fills the input even where its product falls short by rounding.
+        resized_w, resized_h = (max(1, int(side * ratio + 1e-6)) for side in (width, height))
     else:
         # The short side becomes model / crop_fraction, and never less than the model needs.
         ratio = max(model_w / width, model_h / height) / section.crop_fraction
