@@ -82,8 +82,8 @@ def calibrate(
 
     loaded = config.load(deployment)
     models = _chosen(loaded, model_name, deployment)
-    if out is not None and len(models) > 1:
-        raise click.UsageError(f"--out needs --model, since the deployment has {len(models)} models")
+    if out is not None:
+        _one_model("--out", models)
     for model in models:
         section = model.calibration
         if section is None:
@@ -134,9 +134,14 @@ def evaluate(
     from calibration.evaluate import evaluate as run
 
     loaded = config.load(deployment)
+    models = _chosen(loaded, model_name, deployment)
     exceeded = False
     reports: dict[str, Any] = {}
-    for model in _chosen(loaded, model_name, deployment):
+    if int8_path is not None:
+        _one_model("--int8", models)
+    if labels is not None:
+        _one_model("--labels", models)
+    for model in models:
         section = model.evaluation
         if section is None and images is None:
             raise ConfigError(
@@ -153,15 +158,16 @@ def evaluate(
             assert section is not None
             pictures = _collect(section.images, exclude=seen)
         label_file = labels or (Path(section.labels) if section is not None and section.labels else None)
+        folder = save / model.name if save is not None and len(models) > 1 else save
         with console.progress(f"evaluating {model.name}", len(pictures.used)) as advance:
-            result = run(model, pictures, labels=label_file, int8_path=int8_path, save=save, on_image=advance)
+            result = run(model, pictures, labels=label_file, int8_path=int8_path, save=folder, on_image=advance)
         reports[model.name] = result.to_json()
         exceeded = exceeded or bool(result.exceeded)
         if json_path != Path("-"):
             console.show_evaluation(result)
     if json_path is not None:
         # One model is the rule: its report is the document. Several stand under their names.
-        document = reports if len(reports) > 1 else next(iter(reports.values()))
+        document = reports if len(models) > 1 else reports[models[0].name]
         _write_json(document, json_path)
     if exceeded:
         raise click.exceptions.Exit(ExitCode.LIMIT_EXCEEDED)
@@ -229,9 +235,9 @@ def write(path: Path, tensorrt: str, output: Path) -> None:
 
 @cli.command()
 @deployment_argument
-@_JSON_OUT
+@click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
 @verbosity_options
-def check(deployment: Path, json_path: Path | None) -> None:
+def check(deployment: Path, *, as_json: bool) -> None:
     """Say everything about a deployment that can be known without calibrating.
 
     \b
@@ -242,9 +248,9 @@ def check(deployment: Path, json_path: Path | None) -> None:
 
     loaded = config.load(deployment)
     findings = checks.check(loaded)
-    if json_path is not None:
-        _write_json({"deployment": str(deployment), **msgspec.to_builtins(findings)}, json_path)
-    if json_path != Path("-"):
+    if as_json:
+        click.echo(json.dumps({"deployment": str(deployment), **msgspec.to_builtins(findings)}, indent=2))
+    else:
         for line in findings.facts:
             click.echo(line)
     if findings.problems:
@@ -258,6 +264,11 @@ def _chosen(deployment: config.Deployment, name: str | None, path: Path) -> list
         return [deployment.model(name)]
     except ConfigError as error:
         raise click.BadParameter(f"{path}: {error}", param_hint="--model") from None
+
+
+def _one_model(option: str, models: list[config.Model]) -> None:
+    if len(models) > 1:
+        raise click.UsageError(f"{option} needs --model, since the deployment has {len(models)} models")
 
 
 def _collect(

@@ -78,10 +78,13 @@ def show_evaluation(evaluation: Evaluation) -> None:
             ("objects", str(agreed.reference_objects), str(agreed.candidate_objects)),
             ("before the threshold", str(agreed.reference_candidates), str(agreed.candidate_candidates)),
         ]
+    title = f"{evaluation.model}: {evaluation.images} pictures"
     if rows:
-        table(f"{evaluation.model}: {evaluation.images} pictures", ("", "FP32", "INT8"), rows)
+        table(title, ("", "FP32", "INT8"), rows)
     columns = ("agreement with FP32", "INT8", "FP32 again")
-    table("", columns, [(name, f(agreed), f(evaluation.noise)) for name, f in _agreement_rows(agreed)])
+    table(
+        "" if rows else title, columns, [(name, f(agreed), f(evaluation.noise)) for name, f in _agreement_rows(agreed)]
+    )
     for check in evaluation.limits:
         found = "nothing to measure" if check.found is None else f"{check.found:.4f}"
         verdict = "exceeded" if check.exceeded else "kept"

@@ -361,7 +361,7 @@ class TestCheck:
         assert len(errors) == 3, done.stderr
 
     def test_as_json(self, tmp_path: Path, photos: Path) -> None:
-        done = run("check", deployment(tmp_path, str(photos)), "--json", "-")
+        done = run("check", deployment(tmp_path, str(photos)), "--json")
 
         assert json.loads(done.stdout)["problems"] == []
 
