@@ -320,7 +320,7 @@ mqtt: {{port: {broker.port}}}
     assert summary.results_left == 0
     first = results[0]
     assert first["image"] == {"name": "000000000086.jpg", "width": 512, "height": 640}
-    assert [found["label"] for found in first["objects"]][:2] == ["person", "motorcycle"]
+    assert {"person", "motorcycle"} <= {found["label"] for found in first["objects"]}
     assert first["model"]["digest"] == "695e750a5d57"
 
 
