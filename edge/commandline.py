@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 import time
+import traceback
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -21,6 +22,9 @@ __all__ = ["configure_logging", "deployment_argument", "run", "verbosity_options
 
 _logger = logging.getLogger("edge")
 
+# What a plain installation lacks: extras of setup.py bring it.
+_OPTIONAL = frozenset({"cv2", "jinja2", "onnx", "onnx_ir", "onnxruntime", "pycocotools", "rich"})
+
 
 def run(command: click.Command, program: str) -> NoReturn:
     """Run a click command and end the process with the code that its outcome has in ``ExitCode``.
@@ -31,34 +35,15 @@ def run(command: click.Command, program: str) -> NoReturn:
     try:
         code = command.main(prog_name=program, standalone_mode=False)
         sys.stdout.flush()
-    except EdgeError as error:
-        _logger.debug("traceback", exc_info=error)
-        for line in str(error).splitlines():
-            _complain(line)
-        code = error.exit_code
-    except click.exceptions.Exit as error:
-        code = error.exit_code
-    except click.ClickException as error:
-        error.show()
-        code = ExitCode.USAGE
-    except (click.Abort, KeyboardInterrupt):
-        _complain("interrupted")
-        code = ExitCode.INTERRUPTED
     except SystemExit:
         # Outside its standalone mode click exits by itself only after shell completion, and where the reader of our
         # output, such as `head`, has gone. That is no error of ours.
         code = ExitCode.OK
-    except OSError as error:
-        _logger.debug("traceback", exc_info=error)
-        where = f"{error.filename}: " if error.filename else ""
-        _complain(f"{where}{error.strerror or error}")
-        code = ExitCode.IO
-    except Exception:  # noqa: BLE001 - the outermost border: the traceback is printed, the exit code says whose fault it is
-        import traceback
-
-        traceback.print_exc()
-        _complain("internal error: please report it with the lines above")
-        code = ExitCode.INTERNAL
+    except (click.Abort, KeyboardInterrupt):
+        _complain("interrupted")
+        code = ExitCode.INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the outermost border
+        code = _explain(error, program)
     raise SystemExit(int(code or 0))
 
 
@@ -118,6 +103,31 @@ class _JsonFormatter(logging.Formatter):
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
         return json.dumps(entry, ensure_ascii=False)
+
+
+def _explain(error: Exception, program: str) -> int:
+    """Tell a person what an error means, and return the exit code."""
+    if isinstance(error, click.exceptions.Exit):
+        return error.exit_code
+    if isinstance(error, click.ClickException):
+        error.show()
+        return ExitCode.USAGE
+    if isinstance(error, EdgeError):
+        lines, code = str(error).splitlines(), error.exit_code
+    elif isinstance(error, ModuleNotFoundError) and error.name in _OPTIONAL:
+        extra = "calibration" if program == "edge-calibrate" else "cpu"
+        lines = [f"{error.name} is not installed; pip install 'jetson-edge[{extra}]' (on a Jetson see README, Install)"]
+        code = ExitCode.UNAVAILABLE
+    elif isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        lines, code = [f"{where}{error.strerror or error}"], ExitCode.IO
+    else:
+        traceback.print_exception(error)
+        lines, code = ["internal error: please report it with the lines above"], ExitCode.INTERNAL
+    _logger.debug("traceback", exc_info=error)
+    for line in lines:
+        _complain(line)
+    return code
 
 
 def _complain(line: str) -> None:
