@@ -66,9 +66,12 @@ def parse(text: str, *, source: str) -> Cache:
         name, colon, value = line.rstrip("\r").rpartition(":")
         if not colon or not re.fullmatch(r"[0-9a-fA-F]{1,8}", value.strip()):
             raise DataError(f"{source}:{number}: is {line[:80]!r}; expected '<tensor>: <up to 8 hex digits>'")
+        bits = int(value, 16)
+        if bits >= 0x7F800000:
+            raise DataError(f"{source}:{number}: scale of tensor '{name}' is no finite number of at least 0")
         if name in scales:
             raise DataError(f"{source}:{number}: tensor '{name}' is listed twice")
-        scales[name] = struct.unpack(">f", int(value, 16).to_bytes(4, "big"))[0]
+        scales[name] = struct.unpack(">f", bits.to_bytes(4, "big"))[0]
     return Cache(_version(header[1]), header[2], scales)
 
 
@@ -81,11 +84,13 @@ def render(scales: Mapping[str, float], *, tensorrt: str, algorithm: str = ALGOR
         algorithm: of the calibrator that will read it.
 
     Raises:
-        ValueError: a scale is negative or no finite number.
+        ValueError: a scale is negative or no finite number, or a name has a line break.
     """
     lines = [f"TRT-{version_digits(tensorrt)}-{algorithm}"]
     for name, scale in scales.items():
         bits = int.from_bytes(struct.pack(">f", scale + 0.0), "big")  # + 0.0: a negative zero becomes zero
+        if "\n" in name or "\r" in name:
+            raise ValueError(f"tensor {name!r} has a line break in its name, which the format cannot hold")
         if bits >= 0x7F800000:  # infinity, NaN and everything with the sign bit
             raise ValueError(f"scale of tensor '{name}' is {scale}; expected a finite number of at least 0")
         lines.append(f"{name}: {bits:x}")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from edge import config
     from edge.types import Tensors, TensorSpec
 
-__all__ = ["Calibrated", "calibrate"]
+__all__ = ["Calibrated", "Prepared", "calibrate", "prepare"]
 
 logger = logging.getLogger(__name__)
 
@@ -83,18 +83,15 @@ def calibrate(
     if section is None:
         raise ConfigError([f"models.{model.name}.calibration is missing; it names the calibration images"])
     source = Path(model.path)
-    with open_engine(source, model.engine, size_wh=model.input.size) as engine:
-        spec = _only_input(engine.inputs, source)
+    prepared = prepare(model)
+    spec, rewritten = prepared.spec, prepared.rewritten
     preprocess = Preprocessor(model.input, spec)
-    original = graph.load(source)
-    if graph.is_quantized(original):
-        raise ModelError(f"{source}: is quantized already (it has Q/DQ nodes); calibration starts from the FP32 model")
 
     # The rewriting is proved, and the rules are tried, before the long part begins.
-    proof = [tensors for _, tensors in zip(range(PROOF_IMAGES), _prepared(images, preprocess), strict=False)]
-    rewritten, difference = _rewrite(source, spec, [dict(tensors) for _, tensors in proof])
+    proof = [tensors for _, (_, tensors) in zip(range(PROOF_IMAGES), _prepared(images, preprocess), strict=False)]
+    difference = _prove(prepared, source, proof)
     key = f"models.{model.name}.calibration.fp16"
-    graph.match_layers((node for node in rewritten.graph if node.op_type in qdq.QUANTIZABLE), section.fp16, key=key)
+    graph.match_layers(prepared.candidates, section.fp16, key=key)
 
     observed = graph.load(source)
     graph.fix_input(observed, spec)
@@ -104,11 +101,11 @@ def calibrate(
         on_image()
 
     chosen = ranges.select(observer.histograms, method=section.method, images=observer.images)
-    opset = (original.opset_imports[""], rewritten.opset_imports[""])
+    opset = (prepared.opset, rewritten.opset_imports[""])
     placement = qdq.insert(rewritten, chosen.scales, section.fp16, key=key)
-    _check_runs(rewritten, proof[0][1])
+    _check_runs(rewritten, proof[0])
 
-    with files.replacing(folder) as scratch:
+    with files.replacing(folder, last=manifest.MANIFEST) as scratch:
         text = cache.render(chosen.scales, tensorrt=section.tensorrt)
         (scratch / manifest.CACHE).write_text(text, encoding="utf-8")
         ir.save(rewritten, scratch / manifest.INT8_MODEL)
@@ -131,50 +128,79 @@ def calibrate(
     return result
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model that is ready for Q/DQ."""
+
+    spec: TensorSpec
+    """The picture it takes."""
+    rewritten: ir.Model
+    """Opset 13 or later, normalisations folded, shapes fixed."""
+    opset: int
+    """Before."""
+    folded: int
+    """Normalisations."""
+
+    @property
+    def candidates(self) -> list[ir.Node]:
+        """The layers that INT8 is for."""
+        return [node for node in self.rewritten.graph if node.op_type in qdq.QUANTIZABLE]
+
+
+def prepare(model: config.Model) -> Prepared:
+    """Load a model and rewrite it for Q/DQ.
+
+    Raises:
+        ModelError: it cannot be read, is quantized already or not FP32, takes more than a picture, or cannot be
+            converted.
+    """
+    source = Path(model.path)
+    loaded = graph.load(source)
+    if graph.is_quantized(loaded):
+        raise ModelError(f"{source}: is quantized already (it has Q/DQ nodes); calibration starts from the FP32 model")
+    with open_engine(source, model.engine, size_wh=model.input.size) as engine:
+        if len(engine.inputs) != 1:
+            names = ", ".join(spec.name for spec in engine.inputs)
+            raise ModelError(f"{source}: has {len(engine.inputs)} inputs ({names}); expected one picture")
+        spec = engine.inputs[0]
+    graph.fix_input(loaded, spec)
+    rewritten = graph.to_opset(loaded, graph.QDQ_OPSET)
+    folded = graph.fold_batch_norm(rewritten)
+    return Prepared(spec, rewritten, loaded.opset_imports[""], folded)
+
+
 def _prepared(images: ImageSet, preprocess: Preprocessor) -> Iterator[tuple[str, Tensors]]:
     for file, image in zip(images.used, images, strict=True):
         array, _ = preprocess(image)
         yield str(file.path), {preprocess.tensor.name: array.copy()}
 
 
-def _only_input(inputs: tuple[TensorSpec, ...], source: Path) -> TensorSpec:
-    if len(inputs) != 1:
-        names = ", ".join(spec.name for spec in inputs)
-        raise ModelError(f"{source}: has {len(inputs)} inputs ({names}); expected one picture")
-    return inputs[0]
+def _prove(prepared: Prepared, source: Path, proof: list[Tensors]) -> float:
+    """The largest difference between the rewritten model's outputs and the original's, on real pictures.
 
-
-def _rewrite(source: Path, spec: TensorSpec, proof: list[Tensors]) -> tuple[ir.Model, float]:
-    """The model in an opset that has per-channel Q/DQ, normalisation folded, proved to compute the same."""
-    rewritten = graph.load(source)
-    graph.fix_input(rewritten, spec)
-    before = rewritten.opset_imports[""]
-    rewritten = graph.to_opset(rewritten, graph.QDQ_OPSET)
-    folded = graph.fold_batch_norm(rewritten)
-    if not folded and rewritten.opset_imports[""] == before:
-        return rewritten, 0.0
+    Raises:
+        ModelError: it is more than rounding explains.
+    """
+    before, after, folded = prepared.opset, prepared.rewritten.opset_imports[""], prepared.folded
+    if not folded and after == before:
+        return 0.0
     original = graph.load(source)
-    graph.fix_input(original, spec)
-    difference = observe.largest_difference(original, rewritten, proof)
+    graph.fix_input(original, prepared.spec)
+    difference = observe.largest_difference(original, prepared.rewritten, proof)
     if difference > PROOF_TOLERANCE:
         raise ModelError(
-            f"{source}: converted to opset {graph.QDQ_OPSET} with {folded} normalisations folded, its outputs differ by"
-            f" {difference:.2g} (allowed: {PROOF_TOLERANCE}); export the model with opset {graph.QDQ_OPSET} or later"
+            f"{source}: converted from opset {before} to {after} with {folded} normalisations folded, its outputs"
+            f" differ by {difference:.2g} (allowed: {PROOF_TOLERANCE}); export the model with opset"
+            f" {graph.QDQ_OPSET} or later and normalisations folded"
         )
-    logger.info(
-        "opset %d -> %d, %d normalisations folded: largest difference %.2g on %d pictures",
-        before,
-        graph.QDQ_OPSET,
-        folded,
-        difference,
-        len(proof),
-    )
-    return rewritten, difference
+    text = "opset %d -> %d, %d normalisations folded: largest difference %.2g on %d pictures"
+    logger.info(text, before, after, folded, difference, len(proof))
+    return difference
 
 
 def _check_runs(model: ir.Model, tensors: Tensors) -> None:
     """Run the Q/DQ model once: a graph that onnxruntime refuses, or that computes NaN, is not written."""
-    outputs: list[Any] = observe.session(model).run(None, tensors)
+    outputs: list[Any] = observe.run(observe.session(model), tensors)
     for value, array in zip(model.graph.outputs, outputs, strict=True):
         if not np.isfinite(array).all():
             raise ModelError(f"output '{value.name}' of the Q/DQ model holds NaN or infinite values")
@@ -187,11 +213,13 @@ def _manifest(
     placement: qdq.Placement,
     written: dict[str, Path],
 ) -> manifest.Manifest:
+    source = Path(model.path)
     return manifest.Manifest(
         tool=f"jetson-edge {edge.__version__}",
         created_at=dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"),
         model=model.name,
-        model_sha256=manifest.sha256_of(Path(model.path)),
+        model_sha256=manifest.sha256_of(source),
+        model_data={path.name: manifest.sha256_of(path) for path in graph.data_files(source)},
         input=model.input,
         method=section.method,
         tensorrt=section.tensorrt,

@@ -3,81 +3,84 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from msgspec import Struct
-
-from calibration import graph, images, qdq
+from calibration import graph, images
+from calibration.calibrate import prepare
 from edge import config, manifest
-from edge.errors import ConfigError, DataError, EdgeError, ModelError
+from edge.errors import ConfigError, DataError, EdgeError
 from edge.process import open_pipeline
 
 __all__ = ["Findings", "check"]
 
 
-class Findings(Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Findings:
     """Sentences about a deployment."""
 
-    facts: list[str]
-    problems: list[str]
+    facts: list[str] = field(default_factory=list)
+    faults: list[EdgeError] = field(default_factory=list)
     """What would make ``calibrate`` or ``evaluate`` stop."""
 
 
 def check(deployment: config.Deployment) -> Findings:
     """Look at every model, its pictures and its rules, without running the model on a picture."""
-    findings = Findings([], [])
+    findings = Findings()
     for model in deployment.models:
         prefix = f"models.{model.name}"
         for step in (_check_model, _check_rules, _check_pictures, _check_artifacts):
             try:
                 findings.facts.extend(f"{prefix}: {fact}" for fact in step(model))
             except ConfigError as error:
-                findings.problems.extend(error.problems)
+                findings.faults.append(error)
             except EdgeError as error:
-                findings.problems.append(f"{prefix}: {error}")
+                findings.faults.append(type(error)(f"{prefix}: {error}"))
                 if step is _check_model:
                     break  # nothing else can be said about a model that cannot be read
     return findings
 
 
 def _check_model(model: config.Model) -> list[str]:
-    loaded = graph.load(Path(model.path))
-    if graph.is_quantized(loaded):
-        raise ModelError(f"{model.path}: is quantized already; calibration starts from the FP32 model")
+    prepared = prepare(model)
     with open_pipeline(model, precision="fp32") as pipeline:
-        operators = ", ".join(
-            f"{count} {name}" for name, count in Counter(n.op_type for n in loaded.graph).most_common(4)
-        )
-        return [pipeline.description, f"opset {loaded.opset_imports.get('', 0)}: {operators}, ..."]
+        counts = Counter(node.op_type for node in prepared.rewritten.graph).most_common(4)
+        operators = ", ".join(f"{count} {name}" for name, count in counts)
+        return [pipeline.description, f"opset {prepared.opset}: {operators}, ..."]
 
 
 def _check_rules(model: config.Model) -> list[str]:
     if model.calibration is None:
         return ["has no calibration section"]
-    loaded = graph.load(Path(model.path))
-    candidates = [node for node in loaded.graph if node.op_type in qdq.QUANTIZABLE]
+    candidates = prepare(model).candidates
     kept = graph.match_layers(candidates, model.calibration.fp16, key=f"models.{model.name}.calibration.fp16")
     return [f"{len(candidates) - len(kept)} layers would run in INT8, {len(kept)} are kept in floating point"]
 
 
 def _check_pictures(model: config.Model) -> list[str]:
     facts: list[str] = []
-    for name, section in (("calibration", model.calibration), ("evaluation", model.evaluation)):
-        if section is None:
-            continue
-        patterns = [section.images] if isinstance(section.images, str) else section.images
-        found = images.collect(patterns, count=section.count if isinstance(section, config.Calibration) else None)
-        facts.append(f"{len(found.used)} pictures for {name}")
-        facts += [f"{refusal.path}: {refusal.reason}; would be left out" for refusal in found.refused]
-        facts += list(found.warnings)
-    labels = model.evaluation.labels if model.evaluation else None
-    if labels is not None and not Path(labels).is_file():
-        raise DataError(f"evaluation.labels: {labels}: no such file")
+    used: frozenset[str] = frozenset()
+    if model.calibration is not None:
+        section = model.calibration
+        found = images.collect(section.images, count=section.count, seed=section.seed)
+        used = frozenset(file.sha256 for file in found.used)
+        facts += _described(found, "calibration")
+    if model.evaluation is not None:
+        facts += _described(images.collect(model.evaluation.images, exclude=used), "evaluation")
+        labels = model.evaluation.labels
+        if labels is not None and not Path(labels).is_file():
+            raise DataError(f"evaluation.labels: {labels}: no such file")
     return facts
 
 
+def _described(found: images.ImageSet, purpose: str) -> list[str]:
+    refused = [f"{refusal.path}: {refusal.reason}; would be left out" for refusal in found.refused]
+    return [f"{len(found.used)} pictures for {purpose}", *refused, *found.warnings]
+
+
 def _check_artifacts(model: config.Model) -> list[str]:
-    if manifest.read(model.artifacts_dir) is None:
+    record = manifest.read(model.artifacts_dir)
+    if record is None:
         return [f"not calibrated yet ({model.artifacts_dir})"]
-    artifact = manifest.artifact_to_run(model, "int8")
-    return [f"calibrated: {artifact.path}"]
+    path = manifest.artifact_to_run(model, "int8").path
+    return [f"calibrated: {path}", *manifest.outdated(model, record)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -133,42 +135,25 @@ def evaluate(
     from calibration import console
     from calibration.evaluate import evaluate as run
 
-    loaded = config.load(deployment)
-    models = _chosen(loaded, model_name, deployment)
+    models = _chosen(config.load(deployment), model_name, deployment)
+    for option, value in (("--int8", int8_path), ("--labels", labels), ("--json", json_path)):
+        if value is not None:
+            _one_model(option, models)
+    if json_path is not None:
+        _writable(json_path)
     exceeded = False
-    reports: dict[str, Any] = {}
-    if int8_path is not None:
-        _one_model("--int8", models)
-    if labels is not None:
-        _one_model("--labels", models)
     for model in models:
+        pictures = _evaluation_pictures(model, images, deployment, ours=int8_path is None)
         section = model.evaluation
-        if section is None and images is None:
-            raise ConfigError(
-                [f"{deployment}: models.{model.name}.evaluation is missing; it names the pictures (or give --images)"]
-            )
-        record = manifest.read(model.artifacts_dir)
-        seen = frozenset(record.images.sha256) if record is not None else frozenset()
-        if images is not None:
-            pictures = _collect(str(images))
-            again = sum(file.sha256 in seen for file in pictures.used)
-            if again:
-                console.warn(f"{again} of {len(pictures.used)} pictures were used by calibration as well")
-        else:
-            assert section is not None
-            pictures = _collect(section.images, exclude=seen)
         label_file = labels or (Path(section.labels) if section is not None and section.labels else None)
         folder = save / model.name if save is not None and len(models) > 1 else save
         with console.progress(f"evaluating {model.name}", len(pictures.used)) as advance:
             result = run(model, pictures, labels=label_file, int8_path=int8_path, save=folder, on_image=advance)
-        reports[model.name] = result.to_json()
         exceeded = exceeded or bool(result.exceeded)
         if json_path != Path("-"):
             console.show_evaluation(result)
-    if json_path is not None:
-        # One model is the rule: its report is the document. Several stand under their names.
-        document = reports if len(models) > 1 else reports[models[0].name]
-        _write_json(document, json_path)
+        if json_path is not None:
+            _write_json(result.to_json(), json_path)
     if exceeded:
         raise click.exceptions.Exit(ExitCode.LIMIT_EXCEEDED)
 
@@ -221,6 +206,7 @@ def write(path: Path, tensorrt: str, output: Path) -> None:
         ranges = msgspec.json.decode(_read_text(path), type=Ranges)
     except msgspec.DecodeError as error:
         raise DataError(f"{path}: is not a ranges.json ({error})") from None
+    _writable(output)
     try:
         format_.version_digits(tensorrt)
     except ValueError as error:
@@ -248,13 +234,17 @@ def check(deployment: Path, *, as_json: bool) -> None:
 
     loaded = config.load(deployment)
     findings = checks.check(loaded)
+    problems = [f"{deployment}: {line}" for fault in findings.faults for line in str(fault).splitlines()]
     if as_json:
-        click.echo(json.dumps({"deployment": str(deployment), **msgspec.to_builtins(findings)}, indent=2))
+        report = {"deployment": str(deployment), "facts": findings.facts, "problems": problems}
+        click.echo(json.dumps(report, indent=2))
     else:
         for line in findings.facts:
             click.echo(line)
-    if findings.problems:
-        raise DataError("\n".join(f"{deployment}: {problem}" for problem in findings.problems))
+    if any(isinstance(fault, ConfigError) for fault in findings.faults):
+        raise ConfigError(problems)
+    if problems:
+        raise type(findings.faults[0])("\n".join(problems))
 
 
 def _chosen(deployment: config.Deployment, name: str | None, path: Path) -> list[config.Model]:
@@ -264,6 +254,29 @@ def _chosen(deployment: config.Deployment, name: str | None, path: Path) -> list
         return [deployment.model(name)]
     except ConfigError as error:
         raise click.BadParameter(f"{path}: {error}", param_hint="--model") from None
+
+
+def _evaluation_pictures(model: config.Model, images: Path | None, deployment: Path, *, ours: bool) -> ImageSet:
+    """The pictures to evaluate on: those of the option as they are, or the deployment's without calibration's."""
+    from calibration import console
+
+    section = model.evaluation
+    record = manifest.read(model.artifacts_dir)
+    seen = frozenset(record.images.sha256) if record is not None else frozenset()
+    if record is not None and ours:
+        for text in manifest.outdated(model, record):
+            console.warn(f"models.{model.name}: {text}")
+    if images is not None:
+        pictures = _collect(str(images))
+        again = sum(file.sha256 in seen for file in pictures.used)
+        if again:
+            console.warn(f"{again} of {len(pictures.used)} pictures were used by calibration as well")
+        return pictures
+    if section is None:
+        raise ConfigError(
+            [f"{deployment}: models.{model.name}.evaluation is missing; it names the pictures (or give --images)"]
+        )
+    return _collect(section.images, exclude=seen)
 
 
 def _one_model(option: str, models: list[config.Model]) -> None:
@@ -316,6 +329,16 @@ def _read_text(path: Path) -> str:
         raise DataError(f"{path}: no such file") from None
     except UnicodeDecodeError:
         raise DataError(f"{path}: is not a text file") from None
+
+
+def _writable(path: Path) -> None:
+    """Find out before the work that its result could not be written.
+
+    Raises:
+        OSError: the folder is missing, or cannot be written to.
+    """
+    if path != Path("-") and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
+        raise OSError(errno.EACCES, "cannot be written (is the folder there?)", str(path))
 
 
 def _write_json(document: dict[str, Any], path: Path) -> None:

@@ -23,17 +23,23 @@ if TYPE_CHECKING:
     from edge import config
     from edge.types import TensorSpec
 
-__all__ = ["constant", "depthwise", "fix_input", "fold_batch_norm", "is_quantized", "load", "match_layers", "to_opset"]
+__all__ = ["constant", "data_files", "depthwise", "fix_input", "fold_batch_norm", "fresh_name", "is_quantized", "load"]
+__all__ += ["match_layers", "to_opset"]
+
+MOST_BYTES = 1_900_000_000
+
+# Where a Conv that took over its normalisation's output keeps the name of its own, which a rule may use.
+_FORMER_NAME = "output before folding"
 
 QDQ_OPSET = 13
 """The first in which QuantizeLinear takes a scale for each channel."""
 
 
 def load(path: Path) -> ir.Model:
-    """Read an ONNX model; weights stay on disk until they are used.
+    """Read an ONNX model, weights in files beside it included.
 
     Raises:
-        ModelError: the file is missing or no ONNX model.
+        ModelError: the file is missing, no ONNX model, too large, or not FP32.
     """
     if not path.is_file():
         raise ModelError(f"{path}: no such model file")
@@ -44,7 +50,39 @@ def load(path: Path) -> ir.Model:
         raise ModelError(f"{path}: is not an ONNX model ({str(error).strip() or type(error).__name__})") from error
     if not model.graph.outputs:
         raise ModelError(f"{path}: is not an ONNX model (it has no outputs)")
+    weights = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
+    size = sum(tensor.nbytes for tensor in weights)
+    if size > MOST_BYTES:
+        raise ModelError(
+            f"{path}: has {size / 1e9:.1f} GB of weights; up to {MOST_BYTES / 1e9:.1f} GB can be calibrated, since a"
+            " protobuf message ends at 2 GB"
+        )
+    half = [value.name for value in model.graph.inputs if value.dtype == ir.DataType.FLOAT16]
+    half += [tensor.name for tensor in weights if tensor.dtype == ir.DataType.FLOAT16]
+    if half:
+        raise ModelError(f"{path}: is FP16 ('{half[0]}' is float16); calibration starts from the FP32 model")
+    try:
+        ir.external_data.load_to_model(model)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: its weights cannot be read ({error})") from error
     return model
+
+
+def data_files(path: Path) -> list[Path]:
+    """The files beside a model that hold its weights, in order of their names."""
+    tensors = (value.const_value for value in ir.load(path).graph.initializers.values())
+    return sorted({path.parent / t.location for t in tensors if isinstance(t, ir.ExternalTensor)})
+
+
+def fresh_name(graph: ir.Graph, wanted: str) -> str:
+    """A name that no value of the graph has yet."""
+    taken = set(graph.initializers)
+    taken.update(str(value.name) for value in graph.inputs)
+    taken.update(str(value.name) for node in graph for value in node.outputs)
+    name, number = wanted, 1
+    while name in taken:
+        name, number = f"{wanted}_{number}", number + 1
+    return name
 
 
 def fix_input(model: ir.Model, spec: TensorSpec) -> None:
@@ -161,7 +199,7 @@ def match_layers(nodes: Iterable[ir.Node], rules: Sequence[config.LayerRule], *,
 
 
 def _matches(node: ir.Node, rule: config.LayerRule) -> bool:
-    names = [node.name or "", *(str(value.name) for value in node.outputs)]
+    names = [node.name or "", *(str(value.name) for value in node.outputs), str(node.meta.get(_FORMER_NAME, ""))]
     return (
         (rule.name is None or any(fnmatch.fnmatchcase(name, rule.name) for name in names))
         and (rule.op is None or rule.op == node.op_type)
@@ -184,15 +222,17 @@ def _replace_conv(
     name = str(output.name)
     parameters = []
     for suffix, array in (("weight", weight), ("bias", bias)):
-        value = ir.Value(name=f"{name}_folded_{suffix}", const_value=ir.tensor(array, name=f"{name}_folded_{suffix}"))
+        stem = fresh_name(graph, f"{name}_folded_{suffix}")
+        value = ir.Value(name=stem, const_value=ir.tensor(array, name=stem))
         value.dtype, value.shape = ir.DataType.FLOAT, ir.Shape(array.shape)
         graph.register_initializer(value)
         parameters.append(value)
-    output.name = f"{name}_before_folding"
+    output.name = fresh_name(graph, f"{name}_before_folding")
     fused = ir.Node(
         "", "Conv", [conv.inputs[0], *parameters], list(conv.attributes.values()), name=conv.name, num_outputs=1
     )
     fused.outputs[0].name, fused.outputs[0].shape, fused.outputs[0].type = name, output.shape, output.type
+    fused.meta[_FORMER_NAME] = str(conv.outputs[0].name)
     graph.insert_before(norm, fused)
     ir.convenience.replace_all_uses_with(output, fused.outputs[0], replace_graph_outputs=True)
     graph.remove([norm, conv], safe=True)

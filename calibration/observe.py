@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from edge.types import Tensors
 
-__all__ = ["Observer", "expose", "largest_difference", "session"]
+__all__ = ["Observer", "expose", "largest_difference", "run", "session"]
 
-_FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+_FLOATS = (ir.DataType.FLOAT,)
 
 
 class Observer:
@@ -50,7 +50,7 @@ class Observer:
         Raises:
             ModelError: an activation holds NaN or infinite values; the message names the tensor and the picture.
         """
-        outputs = self._session.run(self._names, tensors)
+        outputs = run(self._session, tensors, self._names)
         for name, values in (*zip(self._names, outputs, strict=True), *((n, tensors[n]) for n in self._inputs)):
             histogram = self.histograms.setdefault(name, Histogram())
             histogram.add(values)
@@ -68,13 +68,18 @@ def expose(model: ir.Model) -> tuple[list[str], list[str]]:
     Returns:
         Names of the inputs, and of all other activations in the order in which they are computed.
     """
-    inputs = [str(value.name) for value in model.graph.inputs if value.dtype in _FLOATS]
+    # Old exporters list the initializers among the inputs.
+    inputs = [str(v.name) for v in model.graph.inputs if v.dtype in _FLOATS and not v.is_initializer()]
     names: list[str] = []
     outputs = {value.name for value in model.graph.outputs}
     constants: set[ir.Value] = set()
     for node in model.graph:
         # What is computed from constants alone is a constant to TensorRT, which gives it no scale of its own.
-        if all(value is None or value in constants or graph.constant(value) is not None for value in node.inputs):
+        # A node with a subgraph may read activations that are not among its inputs.
+        closed = all(a.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values())
+        if closed and all(
+            value is None or value in constants or graph.constant(value) is not None for value in node.inputs
+        ):
             constants.update(node.outputs)
             continue
         for value in node.outputs:
@@ -106,12 +111,29 @@ def session(model: ir.Model, *, threads: int | None = None) -> Any:
         raise
 
 
+def run(session: Any, tensors: Tensors, names: Sequence[str] | None = None) -> list[Any]:
+    """Run a session and give the named outputs, or all of them.
+
+    Raises:
+        ModelError: the model fails on this input.
+    """
+    try:
+        return session.run(names, tensors)  # type: ignore[no-any-return]
+    except Exception as error:
+        if type(error).__module__.startswith("onnxruntime"):
+            raise ModelError(f"the model fails when it runs: {str(error).strip().splitlines()[0]}") from error
+        raise
+
+
 def largest_difference(first: ir.Model, second: ir.Model, inputs: Sequence[Tensors]) -> float:
     """The largest difference between two models' outputs, relative to the largest magnitude of each output."""
     sessions = [session(model) for model in (first, second)]
     difference = 0.0
     for tensors in inputs:
-        for a, b in zip(*(one.run(None, tensors) for one in sessions), strict=True):
+        for a, b in zip(*(run(one, tensors) for one in sessions), strict=True):
+            if np.size(a) == 0:
+                continue
             scale = float(np.abs(a).max()) or 1.0
-            difference = max(difference, float(np.abs(np.asarray(a, np.float64) - b).max()) / scale)
+            found = float(np.abs(np.asarray(a, np.float64) - b).max()) / scale
+            difference = max(difference, found if np.isfinite(found) else np.inf)
     return difference

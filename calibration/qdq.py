@@ -40,6 +40,9 @@ QUANTIZABLE = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Operators that TensorRT and the DLA run in INT8 and that are worth it."""
 
 
+_SUFFIXES = ("_scale", "_zero_point", "_quantized", "_dequantized")
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """What ``insert`` did."""
@@ -104,6 +107,8 @@ class _Pairs:
         self.activations: dict[str, ir.Value] = {}
         self._weights: dict[tuple[str, int | None], ir.Value] = {}
         self._graph = target
+        self._taken = {str(value.name) for node in target for value in (*node.inputs, *node.outputs) if value}
+        self._taken.update(target.initializers)
         self._scales = scales
 
     def of_activation(self, value: ir.Value) -> ir.Value:
@@ -128,7 +133,7 @@ class _Pairs:
         return self._weights[key]
 
     def _pair(self, value: ir.Value, scale: NDArray[np.float32], *, axis: int | None) -> ir.Value:
-        stem = f"{value.name}" if axis is None else f"{value.name}_axis{axis}"
+        stem = self._stem(f"{value.name}" if axis is None else f"{value.name}_axis{axis}")
         attributes = {} if axis is None else {"axis": axis}
         parameters = [
             self._initializer(f"{stem}_scale", scale),
@@ -142,6 +147,14 @@ class _Pairs:
         dequantize.outputs[0].name = f"{stem}_dequantized"
         self._graph.extend([quantize, dequantize])
         return dequantize.outputs[0]
+
+    def _stem(self, wanted: str) -> str:
+        """Where a name made from ``wanted`` is the model's own already (bn and bn_scale are common), another one."""
+        stem, number = wanted, 1
+        while any(f"{stem}{suffix}" in self._taken for suffix in _SUFFIXES):
+            stem, number = f"{wanted}_{number}", number + 1
+        self._taken.update(f"{stem}{suffix}" for suffix in _SUFFIXES)
+        return stem
 
     def _initializer(self, name: str, array: NDArray[Any]) -> ir.Value:
         value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
@@ -177,4 +190,5 @@ def _quantize_residual(node: ir.Node, pairs: _Pairs) -> None:
 
 
 def _label(node: ir.Node) -> str:
-    return node.name or str(node.outputs[0].name)
+    # What TensorRT's ONNX parser calls a node without a name.
+    return node.name or f"node_of_{node.outputs[0].name}"

@@ -188,7 +188,7 @@ class Calibration(Section, frozen=True, kw_only=True):
     tensorrt: Annotated[
         str,
         Meta(
-            pattern=r"^\d+\.\d+(\.\d+)?$",
+            pattern=r"^\d{1,2}\.\d{1,2}(\.\d{1,2})?$",
             description="TensorRT of the device, which the calibration cache is written for. JetPack 5.1: 8.5.2;"
             " 6.0: 8.6.2; 6.1 and 6.2: 10.3.0.",
             extra={"says": "a version such as 10.3.0"},

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import signal
 import tempfile
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,31 +19,89 @@ __all__ = ["replacing", "write"]
 
 
 @contextmanager
-def replacing(folder: Path) -> Iterator[Path]:
+def replacing(folder: Path, *, last: str) -> Iterator[Path]:
     """Give a scratch folder; what it holds at the end of the block replaces the files of that name in ``folder``.
 
-    The scratch folder is inside ``folder``, so that each move is one rename on one file system. Files are moved in the
-    order of their modification: what is written last, such as a manifest that vouches for the others, arrives last.
-    After an error, or Ctrl-C, ``folder`` is as it was, and is gone if it was made here.
+    The scratch folder is inside ``folder``, so that each move is one rename on one file system. After an error or
+    Ctrl-C inside the block, ``folder`` is as it was, and is gone if it was made here. The moves begin when everything
+    is on the disk, and Ctrl-C waits for them; if the power fails among them, ``last``, the manifest that vouches for
+    the others, is still the old one, and refuses the set.
+
+    Args:
+        folder: where the files go; made if it is not there.
+        last: name of the file that is moved after all others.
+
+    Raises:
+        OSError: the folder is being written by another process, or cannot be written.
     """
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with tempfile.TemporaryDirectory(prefix=".writing-", dir=folder) as scratch:
+        with _locked(folder), tempfile.TemporaryDirectory(prefix=".writing-", dir=folder) as scratch:
             yield Path(scratch)
-            for path in sorted(Path(scratch).iterdir(), key=lambda path: path.stat().st_mtime_ns):
+            paths = sorted(Path(scratch).iterdir(), key=lambda path: (path.name == last, path.name))
+            for path in paths:
+                _refuse_folder(folder / path.name)
                 _sync(path)
-                path.replace(folder / path.name)
-        _sync(folder)
+            with _undisturbed():
+                for path in paths:
+                    path.replace(folder / path.name)
+                _sync(folder)
     except BaseException:
         if made and not any(folder.iterdir()):
             folder.rmdir()
         raise
 
 
+def _refuse_folder(path: Path) -> None:
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other processes that ask for the same lock out; the kernel frees it with the process."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BlockingIOError(errno.EAGAIN, "is being written by another process", str(folder)) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Hold back Ctrl-C and SIGTERM until the end of the block.
+
+    By handlers, not by the thread's signal mask: another thread, such as onnxruntime's, would take the signal.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python runs handlers in the main thread only
+        return
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda n, _: came.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for number in came[:1]:
+        signal.raise_signal(number)
+
+
 def write(path: Path, data: bytes) -> None:
-    """Write a file at once: readers see the old content or the new, also after a power cut."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    """Write a file at once: readers see the old content or the new, also after a power cut.
+
+    Raises:
+        OSError: it cannot be written; the error names the file, not the one it was prepared in.
+    """
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(path)) from None
     scratch = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:

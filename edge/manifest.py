@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = ["CACHE", "HISTOGRAMS", "INT8_MODEL", "MANIFEST", "RANGES", "REPORT", "Artifact", "Manifest"]
-__all__ += ["artifact_to_run", "read", "sha256_of"]
+__all__ += ["artifact_to_run", "outdated", "read", "sha256_of"]
 
 # What `edge-calibrate calibrate` leaves in the artifacts folder (DESIGN 16).
 CACHE = "calibration.cache"
@@ -54,6 +54,8 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """Name in the deployment."""
     model_sha256: str
     """Of the FP32 ONNX file."""
+    model_data: dict[str, str] = {}
+    """SHA-256 by name of the files beside it that hold its weights, where they are not in it."""
     input: config.Input
     method: str
     tensorrt: str
@@ -112,6 +114,22 @@ def read(folder: Path) -> Manifest | None:
         raise ModelError(f"{path}: is not a calibration manifest ({error}); calibrate again") from None
 
 
+def outdated(model: config.Model, manifest: Manifest) -> list[str]:
+    """What the deployment says of the calibration now, where that is not what was done; one sentence each.
+
+    The calibrated model still is what it says it is, so this is no error.
+    """
+    section = model.calibration
+    if section is None:
+        return []
+    pairs = [(key, getattr(section, key), getattr(manifest, key)) for key in ("method", "tensorrt", "fp16")]
+    return [
+        f"calibration.{key} has changed since the calibration in {model.artifacts_dir}; calibrate again for it to count"
+        for key, now, then in pairs
+        if now != then
+    ]
+
+
 def artifact_to_run(model: config.Model, precision: Literal["int8", "fp32"]) -> Artifact:
     """The file to run for a model, after checking that it is what the deployment means.
 
@@ -143,6 +161,10 @@ def _differences(model: config.Model, source: Path, path: Path, manifest: Manife
     found: list[str] = []
     if sha256_of(source) != manifest.model_sha256:
         found.append(f"{source} has changed since (sha256 {manifest.model_sha256[:12]}... was calibrated)")
+    for name, digest in manifest.model_data.items():
+        beside = source.parent / name
+        if not beside.is_file() or sha256_of(beside) != digest:
+            found.append(f"{beside} has changed since or is gone")
     if sha256_of(path) != manifest.files.get(INT8_MODEL):
         found.append(f"{path.name} itself was changed after it was written")
     now: Mapping[str, object] = msgspec.structs.asdict(model.input)

@@ -188,7 +188,7 @@ def _section(value: Any, kinds: list[type[Struct]], path: str, problems: list[tu
     if tag_field is not None:
         tags = {candidate.__struct_config__.tag: candidate for candidate in kinds}
         tag = value.get(tag_field, _MISSING)
-        if tag not in tags:
+        if not isinstance(tag, str) or tag not in tags:
             found = "is missing" if tag is _MISSING else f"is {_show(tag)}"
             allowed = ", ".join(map(str, tags))
             problems.append((f"{dot}{tag_field}", f"{found}; allowed: {allowed}{_nearest(tag, tags)}"))

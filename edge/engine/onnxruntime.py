@@ -10,7 +10,7 @@ from edge.errors import DeviceError, ModelError
 from edge.types import TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -61,6 +61,7 @@ class OnnxRuntimeEngine:
             ModelError: the file is missing or cannot be loaded, or an input's shape is still dynamic.
         """
         ort = _import()
+        self._model = model
         missing = [name for name in providers if PROVIDERS[name] not in ort.get_available_providers()]
         if missing:
             present = ", ".join(key for key, name in PROVIDERS.items() if name in ort.get_available_providers())
@@ -81,6 +82,12 @@ class OnnxRuntimeEngine:
             if type(error).__module__.startswith("onnxruntime"):
                 raise ModelError(f"{model}: onnxruntime cannot load it: {_first_line(error)}") from error
             raise
+        used = self._session.get_providers()[0]
+        if used != PROVIDERS[providers[0]]:
+            raise DeviceError(
+                f"engine.providers asks for {providers[0]} first, but onnxruntime fell back to {used}; the libraries that"
+                " it needs (CUDA, cuDNN, TensorRT) are missing or of another version"
+            )
         self.inputs = tuple(_fixed(argument, size_wh, model) for argument in self._session.get_inputs())
         self._buffers = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in self.inputs}
         self._binding = self._session.io_binding()
@@ -88,14 +95,14 @@ class OnnxRuntimeEngine:
             self._binding.bind_cpu_input(name, buffer)
         # The first run also tells the output shapes that shape inference could not.
         names = [argument.name for argument in self._session.get_outputs()]
-        first = self._session.run(names, self._buffers)
+        first = self._translated(lambda: self._session.run(names, self._buffers))
         self.outputs = tuple(
             TensorSpec(name, tuple(value.shape), value.dtype) for name, value in zip(names, first, strict=True)
         )
         self._results: Tensors = {spec.name: np.empty(spec.shape, spec.dtype) for spec in self.outputs}
         for name, result in self._results.items():
             self._binding.bind_output(name, "cpu", 0, result.dtype, list(result.shape), result.ctypes.data)
-        used = self._session.get_providers()[0].removesuffix("ExecutionProvider")
+        used = used.removesuffix("ExecutionProvider")
         cores = f", {threads} thread{'s' if threads != 1 else ''}" if threads is not None else ""
         self.description = f"onnxruntime {ort.__version__} ({used}{cores})"
 
@@ -110,8 +117,21 @@ class OnnxRuntimeEngine:
                     f"input '{name}' is {value.dtype}{list(value.shape)}; expected {buffer.dtype}{list(buffer.shape)}"
                 )
             np.copyto(buffer, value)
-        self._session.run_with_iobinding(self._binding)
+        self._translated(lambda: self._session.run_with_iobinding(self._binding))
         return self._results
+
+    def _translated(self, call: Callable[[], Any]) -> Any:
+        """Make onnxruntime's errors ours, once for loading and running."""
+        try:
+            return call()
+        except Exception as error:
+            # onnxruntime's exceptions have no common base that it exports
+            if not type(error).__module__.startswith("onnxruntime") and not isinstance(error, RuntimeError):
+                raise
+            raise ModelError(
+                f"{self._model}: fails when it runs: {_first_line(error)} (outputs whose shape depends on the picture,"
+                " such as those of an NMS inside the model, are not supported)"
+            ) from error
 
     def __enter__(self) -> Self:
         """The engine is ready when it is constructed."""

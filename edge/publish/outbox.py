@@ -110,6 +110,9 @@ class Outbox:
     def oldest(self, limit: int, *, after: int = 0) -> list[Entry]:
         """Up to ``limit`` of the oldest entries with a seq beyond ``after``, in order."""
         found = self._read(limit, after) if self._stored_count else []
+        if found is None and self._stored_count:
+            return []  # newer ones would overtake those that cannot be read just now
+        found = found or []
         if len(found) < limit:
             newer = (entry for seq, entry in self._fresh.items() if seq > after)
             found += islice(newer, limit - len(found))
@@ -158,7 +161,7 @@ class Outbox:
             self._database.close()
             self._database = None
 
-    def _read(self, limit: int, after: int) -> list[Entry]:
+    def _read(self, limit: int, after: int) -> list[Entry] | None:
         assert self._database is not None, "only a database stores entries"
         # Acknowledged rows are still there until the next flush, so that many more may have to be looked at.
         query = "SELECT seq, topic, payload FROM results WHERE seq > ? ORDER BY seq LIMIT ?"
@@ -166,7 +169,7 @@ class Outbox:
             rows = self._database.execute(query, (max(after, self._floor), limit + len(self._acked))).fetchall()
         except sqlite3.Error as error:
             self._fail(error)
-            return []
+            return None
         return [Entry(*row) for row in rows if row[0] not in self._acked][:limit]
 
     def _drop_oldest(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypa
 def test_a_set_of_files_appears_together(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "out"
 
-    with files.replacing(folder) as scratch:
+    with files.replacing(folder, last="manifest") as scratch:
         (scratch / "model").write_text("m")
         (scratch / "manifest").write_text("x")
         assert not (folder / "model").exists()
@@ -62,7 +63,7 @@ def test_an_interrupted_set_leaves_the_old_files(tmp_path: Path, error: type[Bas
     (tmp_path / "model").write_text("old")
 
     def interrupted() -> None:
-        with files.replacing(tmp_path) as scratch:
+        with files.replacing(tmp_path, last="manifest") as scratch:
             (scratch / "model").write_text("new")
             raise error
 
@@ -73,8 +74,71 @@ def test_an_interrupted_set_leaves_the_old_files(tmp_path: Path, error: type[Bas
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+def test_a_file_that_cannot_be_replaced_leaves_every_other_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("old")
+    (tmp_path / "b").mkdir()
+
+    def replace_both() -> None:
+        with files.replacing(tmp_path, last="a") as scratch:
+            (scratch / "a").write_text("new")
+            (scratch / "b").write_text("new")
+
+    with pytest.raises(IsADirectoryError, match="b"):
+        replace_both()
+
+    assert (tmp_path / "a").read_text() == "old"
+
+
+def test_the_manifest_is_moved_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[str] = []
+    replace = Path.replace
+    monkeypatch.setattr(Path, "replace", lambda path, target: (moved.append(path.name), replace(path, target))[1])
+
+    with files.replacing(tmp_path, last="a-manifest") as scratch:
+        for name in ("z", "a-manifest", "b"):
+            (scratch / name).touch()
+
+    assert moved == ["b", "z", "a-manifest"]
+
+
+def test_ctrl_c_waits_until_all_files_are_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace = Path.replace
+
+    def interrupted_replace(path: Path, target: Path) -> Path:
+        os.kill(os.getpid(), signal.SIGINT)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", interrupted_replace)
+
+    def replace_both() -> None:
+        with files.replacing(tmp_path, last="b") as scratch:
+            (scratch / "a").touch()
+            (scratch / "b").touch()
+
+    with pytest.raises(KeyboardInterrupt):
+        replace_both()
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+    def write_again() -> None:
+        with files.replacing(tmp_path, last="a"):
+            pass
+
+    with files.replacing(tmp_path, last="a"), pytest.raises(OSError, match="is being written by another process"):
+        write_again()
+
+
+def test_an_unwritable_place_is_named_by_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        files.write(tmp_path / "absent" / "a.json", b"")
+
+    assert caught.value.filename == str(tmp_path / "absent" / "a.json")
+
+
 def test_an_interrupted_set_leaves_no_folder_that_was_not_there(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), files.replacing(tmp_path / "new"):
+    with pytest.raises(RuntimeError), files.replacing(tmp_path / "new", last="x"):
         raise RuntimeError
 
     assert not (tmp_path / "new").exists()
