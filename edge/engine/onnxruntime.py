@@ -85,8 +85,8 @@ class OnnxRuntimeEngine:
         used = self._session.get_providers()[0]
         if used != PROVIDERS[providers[0]]:
             raise DeviceError(
-                f"engine.providers asks for {providers[0]} first, but onnxruntime fell back to {used}; the libraries that"
-                " it needs (CUDA, cuDNN, TensorRT) are missing or of another version"
+                f"engine.providers asks for {providers[0]} first, but onnxruntime fell back to {used}; the libraries"
+                " that it needs (CUDA, cuDNN, TensorRT) are missing or of another version"
             )
         self.inputs = tuple(_fixed(argument, size_wh, model) for argument in self._session.get_inputs())
         self._buffers = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in self.inputs}

@@ -24,6 +24,8 @@ __all__ = ["FolderSource"]
 
 logger = logging.getLogger(__name__)
 
+_WAIT_S = 1.0
+
 _DEFAULT_FPS = 10.0
 _SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
@@ -61,26 +63,45 @@ class FolderSource:
     def frames(self, stop: threading.Event) -> Iterator[Frame]:
         """Yield the pictures; one that cannot be read is skipped, with a warning the first time.
 
+        A looped folder that has given pictures, and is empty or gone for a while, is waited for as a camera would be.
+
         Raises:
-            DataError: the folder has gone, or not one of its pictures can be read.
+            DataError: the folder holds no picture that can be read.
         """
         pacer = Pacer(self._fps)
-        while True:
-            usable = 0
-            for path in self._list():
-                image = self._read(path)
-                if image is None:
-                    if stop.is_set():
-                        return
-                    continue
+        seen = waiting = False
+        while not stop.is_set():
+            try:
+                for frame in self._pass(pacer, stop):
+                    if waiting:
+                        logger.info("%s: %s: has pictures again", self._key, self._folder)
+                        waiting = False
+                    seen = True
+                    yield frame
+            except DataError as error:
+                if not (self._loop and seen):
+                    raise
+                if not waiting:
+                    logger.warning("%s; waiting for pictures", error)
+                    waiting = True
+                stop.wait(_WAIT_S)
+            if not self._loop:
+                return
+
+    def _pass(self, pacer: Pacer, stop: threading.Event) -> Iterator[Frame]:
+        """The pictures that are there now, once."""
+        usable = 0
+        for path in self._list():
+            image = self._read(path)
+            if image is not None:
                 usable += 1
                 if not pacer.wait(stop):
                     return
                 yield self._stamp(image, path.name)
-            if not usable:
-                raise DataError(f"{self._key}: {self._folder}: none of its pictures can be read")
-            if not self._loop:
+            if stop.is_set():
                 return
+        if not usable:
+            raise DataError(f"{self._key}: {self._folder}: none of its pictures can be read")
 
     def _list(self) -> list[Path]:
         try:
@@ -91,6 +112,7 @@ class FolderSource:
             raise DataError(f"{self._key}: {self._folder}: is not a folder; for a video set type: video") from None
         except OSError as error:
             raise DataError(f"{self._key}: {self._folder}: {error.strerror}") from error
+        self._refused &= {path.name for path in paths}
         if not paths:
             known = ", ".join(sorted(_SUFFIXES))
             raise DataError(f"{self._key}: {self._folder}: holds no picture (looked for {known})")

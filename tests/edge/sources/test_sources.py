@@ -127,6 +127,22 @@ def test_a_video_is_played_to_its_end_at_its_own_rate(tmp_path: Path) -> None:
     assert frames[0].name is None
 
 
+def test_a_folder_that_is_empty_for_a_while_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "a.png"
+    picture(path, 10)
+    content = path.read_bytes()
+    with open_source(stream(config.Folder(path=str(tmp_path), fps=FAST)), key="k") as source:
+        stop = threading.Event()
+        frames = source.frames(stop)
+        assert next(frames).name == "a.png"
+        path.unlink()
+        threading.Timer(0.2, lambda: path.write_bytes(content)).start()
+
+        assert next(frames).name == "a.png"
+
+    assert sum("waiting for pictures" in record.message for record in caplog.records) == 1
+
+
 def test_a_video_loops(tmp_path: Path) -> None:
     film(tmp_path / "film.avi", 3)
 
