@@ -62,6 +62,8 @@ def main() -> None:
         print(
             f"{name:<20} {row['p50_ms']:>8} {row['p95_ms']:>8} {row['p99_ms']:>8} {row['ratio_to_floor']:>8}   {parts}"
         )
+    medians = {name: float(np.median(seconds)) for name, seconds in spent.items()}
+    print(f"INT8 takes {medians['INT8'] / medians['FP32']:.2f} times as long as FP32")
     machine.finish(rows, options.json)
 
 

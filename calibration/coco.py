@@ -112,7 +112,7 @@ class Truth:
         return cls(path, image_ids, annotations, sorted(content.categories, key=lambda category: category.id))
 
     def score(self, detections: Mapping[Path, NDArray[np.float64]], class_names: Mapping[int, str]) -> Scores:
-        """Score ``_rows`` by picture."""
+        """Score ``rows_of`` by picture."""
         category_of = self._category_of(class_names)
         wanted = set(category_of.values())
         objects = Counter(annotation.category_id for annotation in self.annotations)

@@ -255,6 +255,8 @@ def _save(
     threshold: float,
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    for earlier in folder.glob("[0-9][0-9]_*.jpg"):
+        earlier.unlink()  # of an earlier evaluation: ranks would repeat
     for rank, (_, index, *answers) in enumerate(sorted(worst, key=lambda entry: entry[:2], reverse=True), start=1):
         shown = [[d for d in answer if d.score >= threshold] for answer in answers]
         picture = annotate.side_by_side(images.load(-index), {"FP32": shown[0], "INT8": shown[1]})

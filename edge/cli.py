@@ -20,7 +20,7 @@ import click
 
 from edge import __version__, commandline, config
 from edge.commandline import deployment_argument, verbosity_options
-from edge.errors import DataError, DeviceError, ExitCode, ModelError
+from edge.errors import ConfigError, DataError, DeviceError, EdgeError, ExitCode, ModelError
 from edge.publish.message import results_topic
 
 if TYPE_CHECKING:
@@ -109,7 +109,9 @@ def check(deployment: Path, *, as_json: bool) -> None:
                 click.echo(f"{section.removesuffix('s'):<9}  {_line(section, entry)}")
         click.echo(f"{'verdict':<9}  {f'{len(faults)} problems' if faults else 'ready to run'}")
     if faults:
-        # Several faults are one complaint, and the first decides the exit code.
+        # Several faults are one complaint, and the first decides the exit code: a faulty file before missing ones.
+        if any(isinstance(fault, ConfigError) for fault in faults):
+            raise ConfigError([str(fault) for fault in faults])
         raise type(faults[0])("\n".join(map(str, faults)))
 
 
@@ -149,15 +151,17 @@ def _stopping_on_signals(stop: threading.Event) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _inspect(deployment: config.Deployment) -> tuple[dict[str, Any], list[DataError | ModelError | DeviceError]]:
+def _inspect(deployment: config.Deployment) -> tuple[dict[str, Any], list[EdgeError]]:
     """Look at everything that running would need; return what was found and what is wrong."""
     from edge import manifest
     from edge.publish.mqtt import find_password
     from edge.publish.publisher import outbox_path
     from edge.sources.video import opencv_build
+    from edge.tasks import labels
 
-    faults: list[DataError | ModelError | DeviceError] = []
-    faults += [DataError(text) for text in config.missing_files(deployment)]
+    faults: list[EdgeError] = []
+    # The evaluation's pictures and labels are edge-calibrate's business.
+    faults += [DataError(text) for text in config.missing_files(deployment) if ".evaluation." not in text]
     models = []
     for model in deployment.models:
         entry: dict[str, Any] = {"name": model.name, "precision": model.engine.precision, "file": None, "sha256": None}
@@ -167,6 +171,11 @@ def _inspect(deployment: config.Deployment) -> tuple[dict[str, Any], list[DataEr
                 entry |= {"file": str(artifact.path), "sha256": artifact.sha256}
             except ModelError as error:
                 faults.append(error)
+        keep = () if isinstance(model.task, config.Classification) else model.task.keep
+        try:
+            labels.load(model.task.labels, keep=keep, classes=None, source=model.path)
+        except ConfigError as error:
+            faults.extend(ConfigError([f"models.{model.name}.{problem}"]) for problem in error.problems)
         models.append(entry)
     streams = []
     for stream in deployment.streams:
@@ -176,7 +185,7 @@ def _inspect(deployment: config.Deployment) -> tuple[dict[str, Any], list[DataEr
         source = {"type": kind, "path": stream.source.path}
         streams.append({"name": stream.name, "source": source, "model": model_name, "topic": topic})
     if not streams:
-        faults.append(DataError("streams: is empty; there is nothing to run"))
+        faults.append(ConfigError(["streams: is empty; there is nothing to run"]))
     mqtt = deployment.mqtt
     password = None
     if mqtt.username is not None and (mqtt.password_file is None or Path(mqtt.password_file).exists()):

@@ -419,3 +419,129 @@ def test_help_is_quick_to_import_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
 
     assert done.stdout.strip() == "[]"
+
+
+def tensor(name: str, shape: list[Any] | None, kind: int = onnx.TensorProto.FLOAT) -> onnx.ValueInfoProto:
+    return onnx.helper.make_tensor_value_info(name, kind, shape)
+
+
+def odd_model(path: Path, kind: str) -> None:
+    """A small classifier as some exporter or hand left it."""
+    rng = np.random.default_rng(0)
+    node = onnx.helper.make_node
+    weights = {
+        "w1": rng.standard_normal((4, 3, 3, 3)).astype(np.float32) / 5,
+        "w2": rng.standard_normal((5, 4)).astype(np.float32),
+    }
+    nodes = [
+        node("Conv", ["images", "w1"], ["c1"], name="" if kind == "unnamed nodes" else "conv", pads=[1, 1, 1, 1]),
+        node("Relu", ["c1"], ["r1"]),
+        node("GlobalAveragePool", ["r1"], ["p1"]),
+        node("Flatten", ["p1"], ["f1"]),
+        node("Gemm", ["f1", "w2"], ["out"], name="gemm", transB=1),
+    ]
+    inputs, shape = [], [1, 3, 16, 16]
+    if kind == "names that collide":
+        nodes.insert(1, node("Mul", ["c1", "c1_scale"], ["c1_quantized"]))
+        nodes[2] = node("Relu", ["c1_quantized"], ["r1"])
+        nodes.append(node("Conv", ["c1", "w3"], ["second"], name="third"))
+        weights |= {"c1_scale": np.float32([2.0]), "w3": np.ones((1, 4, 1, 1), np.float32)}
+    elif kind == "initializers among the inputs":
+        inputs = [tensor(name, list(array.shape)) for name, array in weights.items()]
+    elif kind == "weights in Constant nodes":
+        nodes = [
+            node("Constant", [], [name], value=onnx.numpy_helper.from_array(w)) for name, w in weights.items()
+        ] + nodes
+        weights = {}
+    elif kind == "channels last":
+        nodes = [node("Transpose", ["images"], ["nchw"], perm=[0, 3, 1, 2]), *nodes]
+        nodes[1] = node("Conv", ["nchw", "w1"], ["c1"], pads=[1, 1, 1, 1])
+        shape = [1, 16, 16, 3]
+    elif kind == "dynamic shape":
+        shape = ["batch", 3, "height", "width"]
+    graph = onnx.helper.make_graph(
+        nodes,
+        kind,
+        [tensor("images", shape), *inputs],
+        [tensor("out", None)],
+        [onnx.numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)], ir_version=8)
+    if kind == "half precision":
+        for initializer in graph.initializer:
+            half = onnx.numpy_helper.to_array(initializer).astype(np.float16)
+            initializer.CopyFrom(onnx.numpy_helper.from_array(half, initializer.name))
+        graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+        graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)], ir_version=8)
+    beside = kind == "weights beside the model"
+    onnx.save(model, path, save_as_external_data=beside, location="weights.bin", size_threshold=0)
+
+
+def odd_deployment(folder: Path, photos: Path, kind: str) -> Path:
+    odd_model(folder / "odd.onnx", kind)
+    model = {
+        "name": "odd",
+        "path": "odd.onnx",
+        "artifacts": "out",
+        "input": {"resize": "stretch", "size": [16, 16]},
+        "task": {"type": "classification"},
+        "calibration": {"images": str(photos), "method": "max"},
+        "evaluation": {"images": str(DATA / "images")},
+    }
+    path = folder / "d.yaml"
+    path.write_text(yaml.safe_dump({"version": 1, "models": [model]}))
+    return path
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "names that collide",
+        "initializers among the inputs",
+        "weights in Constant nodes",
+        "weights beside the model",
+        "channels last",
+        "dynamic shape",
+        "unnamed nodes",
+    ],
+)
+def test_odd_models_calibrate_and_answer_as_fp32_does(tmp_path: Path, photos: Path, kind: str) -> None:
+    path = odd_deployment(tmp_path, photos, kind)
+
+    assert run("check", path).returncode == 0
+    done = run("calibrate", path)
+    assert done.returncode == 0, done.stderr
+    evaluated = run("evaluate", path, "--images", photos, "--json", "-")
+
+    assert evaluated.returncode == 0, evaluated.stderr
+    agreed = json.loads(evaluated.stdout)["agreement"]
+    assert agreed["images_identical"] == 3
+    assert agreed["score_difference"]["max"] < 0.05
+
+
+def test_a_half_precision_model_is_refused_before_the_work(tmp_path: Path, photos: Path) -> None:
+    path = odd_deployment(tmp_path, photos, "half precision")
+
+    for command in ("check", "calibrate"):
+        assert "is FP16 ('images' is float16); calibration starts from the FP32 model" in failure(
+            run(command, path), 65
+        )
+
+
+def test_weights_beside_the_model_are_part_of_its_identity(tmp_path: Path, photos: Path) -> None:
+    path = odd_deployment(tmp_path, photos, "weights beside the model")
+    assert run("calibrate", path).returncode == 0
+    data = bytearray((tmp_path / "weights.bin").read_bytes())
+    data[0] ^= 1
+    (tmp_path / "weights.bin").write_bytes(data)
+
+    assert "weights.bin has changed since" in failure(run("evaluate", path, "--images", photos), 65)
+
+
+def test_a_changed_method_is_told_until_it_is_calibrated_again(tmp_path: Path, photos: Path) -> None:
+    path = deployment(tmp_path, str(photos))
+    assert run("calibrate", path).returncode == 0
+    path.write_text(path.read_text().replace("method: max", "method: entropy"))
+
+    assert "calibration.method has changed since the calibration" in run("check", path).stdout
