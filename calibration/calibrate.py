@@ -123,7 +123,7 @@ def calibrate(
             warnings=(*images.warnings, *_warnings(chosen, placement)),
         )
         if report is not None:
-            (scratch / manifest.REPORT).write_text(report(result), encoding="utf-8")
+            (scratch / manifest.REPORT).write_text(files.printable(report(result)), encoding="utf-8")
         (scratch / manifest.MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
     return result
 

@@ -293,9 +293,9 @@ def _collect(
     with console.status("reading pictures"):
         found = images.collect(listed, count=count, seed=seed, exclude=exclude)
     for refusal in found.refused:
-        console.warn(f"{refusal.path}: {refusal.reason}; left out")
+        console.warn(files.printable(f"{refusal.path}: {refusal.reason}; left out"))
     for warning in found.warnings:
-        console.warn(warning)
+        console.warn(files.printable(warning))
     return found
 
 

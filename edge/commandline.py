@@ -131,4 +131,5 @@ def _explain(error: Exception, program: str) -> int:
 
 
 def _complain(line: str) -> None:
+    line = line.encode("utf-8", "backslashreplace").decode()  # a file's name may hold bytes that are not UTF-8
     click.echo(f"{click.style('error:', fg='red', bold=True)} {line}", err=True)

@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["replacing", "write"]
+__all__ = ["printable", "replacing", "write"]
+
+
+def printable(name: object) -> str:
+    """A file's name for messages and documents: bytes of it that are not UTF-8 are escaped."""
+    return str(name).encode("utf-8", "backslashreplace").decode()
 
 
 @contextmanager

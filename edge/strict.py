@@ -47,12 +47,14 @@ def parse(
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         if root is None:
             raise ConfigError([f"{source}: is empty; expected a deployment that starts with 'version: 1'"])
-        _map_lines(root, "", lines, problems)
+        _map_lines(root, "", lines, problems, set())
         document = yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{source}:{mark.line + 1}" if mark else source
         raise ConfigError([f"{where}: is not valid YAML: {error.problem or error.context}"]) from None
+    except RecursionError:
+        raise ConfigError([f"{source}: is nested too deeply for a deployment"]) from None
     except yaml.YAMLError as error:
         raise ConfigError([f"{source}: is not valid YAML: {' '.join(str(error).split())}"]) from None
     value = _convert(document, kind, "", problems)
@@ -112,6 +114,7 @@ def _map_lines(
     path: str,
     lines: dict[str, int],
     problems: list[tuple[str, str]],
+    seen: set[yaml.Node],
     above: tuple[yaml.Node, ...] = (),
 ) -> None:
     """Note the line of every key, and report the keys that are given twice."""
@@ -119,6 +122,9 @@ def _map_lines(
         raise yaml.MarkedYAMLError(problem="an alias stands inside its own section", problem_mark=node.start_mark)
     above = (*above, node)
     lines.setdefault(path, node.start_mark.line + 1)
+    if node in seen:
+        return  # an alias: walking what it repeats each time would take for ever where aliases hold aliases
+    seen.add(node)
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             child = f"{path}.{key.value}" if path else str(key.value)
@@ -126,10 +132,10 @@ def _map_lines(
                 problems.append((child, f"is given twice, first in line {lines[child]}"))
                 continue
             lines[child] = key.start_mark.line + 1
-            _map_lines(value, child, lines, problems, above)
+            _map_lines(value, child, lines, problems, seen, above)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
-            _map_lines(value, f"{path}[{index}]", lines, problems, above)
+            _map_lines(value, f"{path}[{index}]", lines, problems, seen, above)
 
 
 def _render(source: str, lines: dict[str, int], key: str, text: str) -> str:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from edge.errors import ConfigError
+
 if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
@@ -244,6 +246,9 @@ class Outbox:
 
     def _start_over(self, path: Path, error: Exception) -> sqlite3.Connection | None:
         """Move a damaged file out of the way and begin with an empty one."""
+        if path.suffix != ".db" and not _is_sqlite(path):
+            # A typing error in the deployment must not move somebody's file away.
+            raise ConfigError([f"mqtt.outbox.path: {path}: is a file of another kind; name one that ends in .db"])
         aside = path.with_name(path.name + ".damaged")
         try:
             path.replace(aside)
@@ -281,3 +286,11 @@ class Outbox:
 
 def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _is_sqlite(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(16) == b"SQLite format 3\0"
+    except OSError:
+        return False

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge.errors import DataError
+from edge.files import printable
 from edge.image import decode
 from edge.sources.pace import Pacer, Stamper
 
@@ -97,7 +98,7 @@ class FolderSource:
                 usable += 1
                 if not pacer.wait(stop):
                     return
-                yield self._stamp(image, path.name)
+                yield self._stamp(image, printable(path.name))
             if stop.is_set():
                 return
         if not usable:
@@ -120,9 +121,9 @@ class FolderSource:
 
     def _read(self, path: Path) -> Image | None:
         try:
-            return decode(path.read_bytes(), name=str(path))
+            return decode(path.read_bytes(), name=printable(path))
         except (DataError, OSError) as error:
             if path.name not in self._refused:
                 self._refused.add(path.name)
-                logger.warning("skipped: %s", error)
+                logger.warning("skipped: %s", printable(error))
             return None

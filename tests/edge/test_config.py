@@ -160,6 +160,8 @@ def test_repeated_names_are_refused(deployment_file: Write) -> None:
         ("# only a comment\n", "is empty"),
         ("version: 1\nmodels: [", "is not valid YAML"),
         ("version: 1\n\tmodels: 1\n", ":2: is not valid YAML"),
+        ("x: " + 3000 * "[", "is nested too deeply"),
+        ("a: &a [x]\nb: &b [*a, *a]\nversion: 2\n", "version: is 2; allowed: 1"),
         ("just text", "expected a section with keys such as version"),
         ("version: 1\nversion: 1\n", "version: is given twice, first in line 1"),
         ("a: &a [*a]\n", "an alias stands inside its own section"),

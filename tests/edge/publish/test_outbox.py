@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge.errors import ConfigError
 from edge.publish.outbox import Outbox
 
 if TYPE_CHECKING:
@@ -300,3 +301,17 @@ def test_each_entry_is_delivered_at_least_once_and_first_in_order_whatever_happe
 
         first_time = list(dict.fromkeys(delivered))
         assert first_time == list(range(appended))
+
+
+def test_a_file_of_another_kind_is_not_moved_away(tmp_path: Path) -> None:
+    path = tmp_path / "deployment.yaml"
+    path.write_text("version: 1")
+
+    def use() -> None:
+        with Outbox(path, max_bytes=1000):
+            pass
+
+    with pytest.raises(ConfigError, match=r"mqtt\.outbox\.path: .*deployment\.yaml: is a file of another kind"):
+        use()
+
+    assert path.read_text() == "version: 1"
