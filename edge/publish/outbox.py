@@ -160,6 +160,9 @@ class Outbox:
         if self._database is not None:
             if self._fresh:
                 logger.warning("outbox %s: %d results could not be written and are lost", self._path, len(self._fresh))
+                # Counted where the lost are, so that nobody reads that they wait in the file.
+                self.dropped += len(self._fresh)
+                self._fresh.clear()
             self._database.close()
             self._database = None
 

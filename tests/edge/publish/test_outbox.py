@@ -247,6 +247,25 @@ def test_a_full_disk_means_memory_until_there_is_room_and_one_warning(
         assert len(contents(outbox)) == 101
 
 
+def test_what_a_full_disk_did_not_take_by_the_end_is_counted_as_lost(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    path = tmp_path / "outbox.db"
+    outbox = Outbox(path, max_bytes=ROOMY)
+    try:
+        with outbox:
+            fill(outbox, "on disk")
+            outbox.flush()
+            size = max(file.stat().st_size for file in tmp_path.iterdir())
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size + 8192, limits[1]))
+            fill(outbox, *(f"{index:1000}" for index in range(100)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+
+    assert (len(outbox), outbox.dropped) == (1, 100)
+
+
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("append"), st.integers(1, 5)),
