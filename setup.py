@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
 
 HERE = Path(__file__).parent
 VERSION = re.search(r'^__version__ = "(.+)"', (HERE / "edge/__init__.py").read_text(), re.MULTILINE)[1]
@@ -33,6 +33,9 @@ DEV = [
     "types-jsonschema",
 ]
 
+# optional: without a compiler the package installs all the same, and numpy counts (calibration/kernel.py).
+KERNEL = Extension("calibration._kernel", ["calibration/kernel.c"], extra_compile_args=["-O3"], optional=True)
+
 setup(
     name="jetson-edge",
     version=VERSION,
@@ -47,6 +50,7 @@ setup(
         "edge": ["py.typed", "publish/schemas/*.json", "labels/*.txt"],
         "calibration": ["py.typed", "templates/*.j2"],
     },
+    ext_modules=[KERNEL],
     install_requires=[
         "click>=8.1",
         "msgspec>=0.19",

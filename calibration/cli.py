@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MODEL = click.option("--model", "model_name", metavar="NAME", help="Model of the deployment; default: all of them.")
 _IMAGES = click.option(
-    "--images", type=click.Path(path_type=Path), help="Folder, glob or list file instead of the deployment's."
+    "--images", type=click.Path(path_type=Path), help="Folder, glob, video or list file instead of the deployment's."
 )
 _JSON_OUT = click.option(
     "--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="Also write JSON ('-': stdout, alone)."

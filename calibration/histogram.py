@@ -15,6 +15,8 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from calibration import kernel
+from calibration.kernel import BINS
 from edge.errors import DataError
 
 if TYPE_CHECKING:
@@ -24,12 +26,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["BINS", "Histogram", "load", "save"]
-
-BINS = 2048
-"""As TensorRT's EntropyCalibration2 uses."""
-
-# Values handled at a time: 128 KiB of float32 stay in the second-level cache between the passes over them.
-_CHUNK = 1 << 15
 
 
 @dataclass(slots=True)
@@ -68,32 +64,20 @@ class Histogram:
         flat = np.ascontiguousarray(values, np.float32).reshape(-1)
         if not flat.size:
             return
-        low, high = float(flat.min()), float(flat.max())
-        if not (math.isfinite(low) and math.isfinite(high)):
+        # The range so far nearly always holds, and then one pass is enough.
+        guess = _ZEROS_ONLY if self.exponent is None else self.exponent
+        found = kernel.count(flat, guess, self.counts)
+        if not (math.isfinite(found.minimum) and math.isfinite(found.maximum)):
             finite = flat[np.isfinite(flat)]
             self.nonfinite += flat.size - finite.size
             self.add(finite)
             return
-        self.minimum, self.maximum = min(self.minimum, low), max(self.maximum, high)
-        amax = max(-low, high)
-        if amax == 0.0:
-            self.zeros += flat.size
-            self.counts[0] += flat.size
-            return
-        self._widen(math.frexp(amax)[1])
-        assert self.exponent is not None
-        # Multiplying by a power of two is exact, so that no value crosses a bin's edge by rounding. It is done in two
-        # steps where one factor alone would not be a float32.
-        exponent = 11 - self.exponent  # log2(BINS) - exponent
-        factors = [np.float32(math.ldexp(1.0, part)) for part in (exponent // 2, exponent - exponent // 2)]
-        buffer = np.empty(min(_CHUNK, flat.size), np.float32)
-        for start in range(0, flat.size, _CHUNK):
-            piece = flat[start : start + _CHUNK]
-            scaled = np.abs(piece, out=buffer[: piece.size])
-            for factor in factors:
-                scaled *= factor
-            self.counts += np.bincount(scaled.astype(np.uint16), minlength=BINS)
-            self.zeros += piece.size - int(np.count_nonzero(piece))
+        if not found.counted:
+            self._widen(math.frexp(max(-found.minimum, found.maximum))[1])
+            assert self.exponent is not None
+            found = kernel.count(flat, self.exponent, self.counts)
+        self.minimum, self.maximum = min(self.minimum, found.minimum), max(self.maximum, found.maximum)
+        self.zeros += found.zeros
 
     def merge(self, other: Histogram) -> None:
         """Add the counts of another histogram, as if its values had been added here."""
@@ -167,5 +151,8 @@ def load(path: Path) -> dict[str, Histogram]:
         for index, name in enumerate(names)
     }
 
+
+_ZEROS_ONLY = -149
+"""float32's smallest number is 2**-149, so that only zeros are below 2**_ZEROS_ONLY."""
 
 _NO_EXPONENT = -(1 << 30)

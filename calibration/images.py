@@ -1,36 +1,39 @@
 """The picture set of a calibration or an evaluation: what is used, what is refused and why.
 
 Every picture is read and decoded once to be checked, then forgotten; whoever needs it decodes it again, through
-``edge.image`` as the daemon does. Which pictures are used depends on their paths, the seed and the count only, never on
-the order in which a file system lists them.
+``edge.image`` and ``edge.sources`` as the daemon does. A frame of a video is a picture named ``clip.mp4#frame=N``.
+Which pictures are used depends on their paths, the seed and the count only, never on the order in which a file system
+lists them.
 """
 
 from __future__ import annotations
 
 import glob
 import hashlib
+import math
 import os
 from collections import deque
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from edge.errors import DataError
 from edge.image import decode
+from edge.sources import clip
+from edge.sources.clip import Clip
+from edge.sources.folder import SUFFIXES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from edge.types import Image
 
-__all__ = ["SUFFIXES", "ImageFile", "ImageSet", "Refusal", "collect"]
-
-SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
-"""What counts as a picture in a folder, in upper or lower case. A file that a glob or a list names is tried anyway."""
+__all__ = ["ImageFile", "ImageSet", "Refusal", "collect"]
 
 MIN_SIDE = 16
 """Pixels. Smaller pictures are icons and leftovers, not what a camera gives."""
@@ -47,13 +50,22 @@ _NEAR = 6.0
 
 @dataclass(frozen=True, slots=True)
 class ImageFile:
-    """One usable picture."""
+    """One usable picture: a file, or a frame of a video."""
 
     path: Path
+    """What to call it; ``clip.mp4#frame=N`` for a frame."""
     sha256: str
-    """Of the file's content."""
+    """Of the file's content; of a frame, of its shape as text, ``(H, W, 3)``, and its decoded BGR pixels. Decoders may
+    differ in last bits between machines, so that a frame is sure to be recognised only where it was hashed."""
     size_wh: tuple[int, int]
     """Upright, as decoded."""
+    frame: int | None = None
+    """Its number in its video, from 0; None for a picture file."""
+
+    @property
+    def file(self) -> Path:
+        """The file that holds it."""
+        return self.path if self.frame is None else self.path.with_name(self.path.name.rpartition("#")[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,47 +80,69 @@ class Refusal:
 class ImageSet:
     """Checked pictures, decoded when they are asked for.
 
-    Iterating gives (H, W, 3) uint8 BGR pictures in order of ``used``, one in memory at a time.
+    Iterating gives (H, W, 3) uint8 BGR pictures in order of ``used``, one in memory at a time; a video is read through
+    once.
     """
 
     used: tuple[ImageFile, ...]
-    """In order of their paths."""
+    """In order of their files, frames in that of the video."""
     refused: tuple[Refusal, ...]
     """Of the files that were looked at, in order of their paths."""
     warnings: tuple[str, ...]
     found: int
-    """Files that the patterns name."""
+    """Pictures that the patterns name: files, and of a video its frames, or one a second of them without a count."""
     excluded: int
     """Of the files that were looked at, those whose content the caller asked to leave out."""
     distinct: int
     """Pictures that do not nearly repeat another one."""
     digest: str = field(init=False)
     """SHA-256 over the sorted SHA-256s of the contents: independent of names and order."""
+    _clips: dict[Path, Clip] = field(init=False, repr=False, compare=False)
+    """The videos that ``load`` shares between its callers."""
 
     def __post_init__(self) -> None:
         hashes = "\n".join(sorted(file.sha256 for file in self.used))
         object.__setattr__(self, "digest", hashlib.sha256(hashes.encode()).hexdigest())
+        object.__setattr__(self, "_clips", _clips(self.used))
 
     def __len__(self) -> int:
         return len(self.used)
 
     def __iter__(self) -> Iterator[Image]:
-        return (self.load(index) for index in range(len(self.used)))
+        with ExitStack() as stack:
+            own = {path: stack.enter_context(video) for path, video in _clips(self.used).items()}
+            for file in self.used:
+                yield _load(file, own)
 
     def load(self, index: int) -> Image:
-        """Read and decode one picture of ``used``.
+        """Read and decode one picture of ``used``. May be called by several threads at once.
+
+        Frames are cheap in nearly their order, whichever threads ask for them. Going back reads the video from its
+        start. A video stays open until its last used frame is read, or the set is forgotten.
 
         Raises:
             DataError: the file is gone or was changed since it was checked.
         """
-        file = self.used[index]
-        try:
-            data = file.path.read_bytes()
-        except OSError as error:
-            raise DataError(f"{file.path}: cannot be read any more ({error.strerror})") from error
-        if hashlib.sha256(data).hexdigest() != file.sha256:
-            raise DataError(f"{file.path}: was changed while it was in use; start again")
-        return decode(data, name=str(file.path))
+        return _load(self.used[index], self._clips)
+
+    def split(self, held_out: int) -> tuple[ImageSet, ImageSet]:
+        """Set some pictures apart: those whose hash of the hash is lowest, whatever their paths and order.
+
+        Returns:
+            The others and the ``held_out`` ones, both in this set's order. What was refused, excluded and warned about
+            stays with this set.
+
+        Raises:
+            ValueError: one of the two would be empty.
+        """
+        if not 0 < held_out < len(self.used):
+            raise ValueError(f"held_out is {held_out}; expected 1 to {len(self.used) - 1} of {len(self.used)} images")
+        ranked = sorted(self.used, key=lambda file: hashlib.sha256(file.sha256.encode()).digest())
+        apart = frozenset(file.sha256 for file in ranked[:held_out])
+        return (
+            _subset(tuple(file for file in self.used if file.sha256 not in apart)),
+            _subset(tuple(file for file in self.used if file.sha256 in apart)),
+        )
 
 
 def collect(
@@ -122,12 +156,14 @@ def collect(
     """Choose and check pictures.
 
     The sorted list of files is cut into ``count`` equal parts and each gives one usable picture, so that a sample
-    covers the whole list. Files are looked at only until ``count`` pictures are found: a refused one is replaced.
+    covers the whole list. Files are looked at only until ``count`` pictures are found: a refused one is replaced. A
+    video counts as many times as it has frames, which are counted by reading it; without a count it gives at most one
+    frame a second.
 
     Args:
         patterns: folders (with their subfolders; hidden files and folders are passed over), globs (``**`` for any
-            depth), single pictures, and ``.txt`` lists with one path a line, relative to the list's folder, where blank
-            lines and lines that start with ``#`` mean nothing.
+            depth), single pictures and videos, and ``.txt`` lists with one path a line, relative to the list's folder,
+            where blank lines and lines that start with ``#`` mean nothing. Of a folder only the pictures are used.
         count: how many to use; None for all.
         seed: same seed, count and paths, same sample.
         exclude: SHA-256s of contents to leave out.
@@ -144,86 +180,190 @@ def collect(
     if not paths:
         raise DataError(f"no images are named ({named}); {_ALLOWED}")
     check = _Checker(frozenset(exclude))
-    wanted = len(paths) if count is None else min(count, len(paths))
-    parts = _parts(len(paths), wanted, seed)
-    remaining = len(paths)
-    # Round after round each part that has not given a picture yet offers its next file; then any file will do.
-    pending = deque(parts)
-    while pending and len(check.used) < wanted:
-        part = pending.popleft()
-        usable = check(paths[part.popleft()])
-        remaining -= 1
-        if part and not usable:
-            pending.appendleft(part)
-        elif not pending and len(check.used) < wanted:
-            pending.extend(rest for rest in parts if rest)
-        if on_progress is not None:
-            on_progress(max(len(check.used), wanted - remaining), wanted)
+    entries: list[_Entry] = []
+    for path in paths:
+        entries += check.frames(path, all_of_them=count is not None) if _is_video(path) else [(path, None)]
+    found = len(entries) + len(check.refused)
+    with closing(check):
+        _choose(check, entries, count, seed, on_progress)
     if not check.used:
-        raise DataError(_nothing_usable(named, len(paths), check))
-    order = sorted(range(len(check.used)), key=lambda index: check.used[index].path)
+        raise DataError(_nothing_usable(named, found, check))
+    order = sorted(range(len(check.used)), key=lambda index: (check.used[index].file, check.used[index].frame))
     distinct = _distinct(np.array([check.thumbnails[index] for index in order], np.float32))
     return ImageSet(
         used=tuple(check.used[index] for index in order),
         refused=tuple(sorted(check.refused, key=lambda refusal: refusal.path)),
-        warnings=tuple(_warnings(check, count, len(paths), distinct)),
-        found=len(paths),
+        warnings=tuple(_warnings(check, count, found, distinct)),
+        found=found,
         excluded=check.excluded,
         distinct=distinct,
     )
 
 
-_ALLOWED = "give a folder of pictures, a glob such as 'images/**/*.jpg', or a .txt list with one path a line"
+_ALLOWED = "give a folder of pictures, a video, a glob such as 'images/**/*.jpg', or a .txt list with one path a line"
+
+_Entry: TypeAlias = tuple[Path, int | None]
+"""A picture file and None, or a video and the number of a frame."""
 
 
 class _Checker:
-    """Looks at one file after the other and sorts it into used, refused or excluded."""
+    """Looks at one picture after the other and sorts it into used, refused or excluded."""
 
     def __init__(self, exclude: frozenset[str]) -> None:
         self.used: list[ImageFile] = []
         self.thumbnails: list[NDArray[np.float32]] = []
         self.refused: list[Refusal] = []
         self.excluded = 0
+        self.broken: list[str] = []
+        """One warning for each video that breaks off."""
+        self.sampled: list[tuple[int, int]] = []
+        """Of each video that gives one frame a second: those, and all."""
         self._exclude = exclude
         self._seen: dict[str, Path] = {}
+        self._clip: Clip | None = None
 
     @property
     def looked_at(self) -> int:
         return len(self.used) + len(self.refused) + self.excluded
 
-    def __call__(self, path: Path) -> bool:
-        """Look at one file and say whether it is used."""
-        reason = self._look(path)
+    def close(self) -> None:
+        if self._clip is not None:
+            self._clip.close()
+
+    def frames(self, path: Path, *, all_of_them: bool) -> list[_Entry]:
+        """The frames of a video, or at most one a second of them; none if it is refused."""
+        try:
+            _require_regular(path)
+            length = clip.measure(path)
+        except (DataError, OSError) as error:
+            self.refused.append(Refusal(path, _reason(path, error)))
+            return []
+        if length.missing is not None:
+            whole = length.frames + length.missing
+            self.broken.append(f"{path}: breaks off after {length.frames} of about {whole} frames; those are used")
+        numbers = range(0, length.frames, 1 if all_of_them else math.ceil(length.fps))
+        if len(numbers) < length.frames:
+            self.sampled.append((len(numbers), length.frames))
+        return [(path, number) for number in numbers]
+
+    def __call__(self, entry: _Entry) -> bool:
+        """Look at one picture and say whether it is used."""
+        path, frame = entry
+        name = path if frame is None else path.with_name(f"{path.name}#frame={frame}")
+        reason = self._look(path, frame, name)
         if reason:
-            self.refused.append(Refusal(path, reason))
+            self.refused.append(Refusal(name, reason))
         return reason == ""
 
-    def _look(self, path: Path) -> str | None:
-        """Why the file is refused, "" if it is used, None if it is excluded."""
+    def _look(self, path: Path, frame: int | None, name: Path) -> str | None:
+        """Why the picture is refused, "" if it is used, None if it is excluded."""
         try:
-            if not path.is_file():  # reading a pipe or a device would wait for ever
-                return "is not a regular file" if path.exists() else "no such file"
-            data = path.read_bytes()
-        except OSError as error:
-            return f"cannot be read ({(error.strerror or str(error)).lower()})"
-        sha256 = hashlib.sha256(data).hexdigest()
-        if sha256 in self._exclude:
-            self.excluded += 1
-            return None
-        twin = self._seen.get(sha256)
-        if twin is not None:
-            return f"has the same content as {twin}"
-        try:
-            image = decode(data, name=str(path))
-        except DataError as error:
-            return str(error).removeprefix(f"{path}: ")
+            _require_regular(path)
+            sha256, decoded = _read(path, frame, self._opened)
+            if sha256 in self._exclude:
+                self.excluded += 1
+                return None
+            twin = self._seen.get(sha256)
+            if twin is not None:
+                return f"has the same content as {twin}"
+            image = decoded()
+        except (DataError, OSError) as error:
+            return _reason(path, error)
         height, width = image.shape[:2]
         if min(width, height) < MIN_SIDE:
             return f"is too small ({width} x {height} pixels; expected at least {MIN_SIDE} a side)"
-        self._seen[sha256] = path
-        self.used.append(ImageFile(path, sha256, (width, height)))
+        self._seen[sha256] = name
+        self.used.append(ImageFile(name, sha256, (width, height), frame))
         self.thumbnails.append(_thumbnail(image))
         return ""
+
+    def _opened(self, path: Path) -> Clip:
+        """The video, kept open until the next one is asked for."""
+        if self._clip is None or self._clip.path != path:
+            self.close()
+            self._clip = Clip(path)
+        return self._clip
+
+
+def _choose(
+    check: _Checker,
+    entries: Sequence[_Entry],
+    count: int | None,
+    seed: int,
+    on_progress: Callable[[int, int], None] | None,
+) -> None:
+    """Look at entries until ``count`` are used.
+
+    Each part offers one; then those parts whose was refused offer the rest of theirs; at last any other will do.
+    """
+    wanted = len(entries) if count is None else min(count, len(entries))
+    parts = _parts(len(entries), wanted, seed)
+    if any(frame is not None for _, frame in entries):
+        # Second chances in the order of the list: each round then reads a video once, not once for each refusal.
+        parts = [deque([part[0], *sorted(list(part)[1:])]) for part in parts]
+    pending = deque(parts)
+    looked_at = 0
+    while pending and len(check.used) < wanted:
+        part = pending.popleft()
+        usable = check(entries[part.popleft()])
+        looked_at += 1
+        if part and not usable:
+            (pending.append if looked_at <= len(parts) else pending.appendleft)(part)
+        elif not pending and len(check.used) < wanted:
+            pending.extend(rest for rest in parts if rest)
+        if on_progress is not None:
+            on_progress(max(len(check.used), wanted - (len(entries) - looked_at)), wanted)
+
+
+def _is_video(path: Path) -> bool:
+    return path.suffix.lower() in clip.SUFFIXES
+
+
+def _require_regular(path: Path) -> None:
+    if not path.is_file():  # reading a pipe or a device would wait for ever
+        raise DataError(f"{path}: {'is not a regular file' if path.exists() else 'no such file'}")
+
+
+def _reason(path: Path, error: DataError | OSError) -> str:
+    if isinstance(error, OSError):
+        return f"cannot be read ({(error.strerror or str(error)).lower()})"
+    return str(error).removeprefix(f"{path}: ")
+
+
+def _read(path: Path, frame: int | None, opened: Callable[[Path], Clip]) -> tuple[str, Callable[[], Image]]:
+    """The SHA-256 of a picture, and what decodes it: a file that is refused for its content need not be decoded."""
+    if frame is None:
+        data = path.read_bytes()
+        return hashlib.sha256(data).hexdigest(), lambda: decode(data, name=str(path))
+    image = opened(path).frame(frame)
+    hashed = hashlib.sha256(str(image.shape).encode())
+    hashed.update(image.data)
+    return hashed.hexdigest(), lambda: image
+
+
+def _load(file: ImageFile, clips: Mapping[Path, Clip]) -> Image:
+    try:
+        sha256, decoded = _read(file.file, file.frame, clips.__getitem__)
+    except OSError as error:
+        raise DataError(f"{file.path}: cannot be read any more ({error.strerror})") from error
+    except DataError as error:  # of a video, which could be read when it was checked
+        raise DataError(f"{error}; it was changed while it was in use; start again") from error
+    if sha256 != file.sha256:
+        raise DataError(f"{file.path}: was changed while it was in use; start again")
+    return decoded()
+
+
+def _clips(used: Iterable[ImageFile]) -> dict[Path, Clip]:
+    """The videos of a set, not open yet."""
+    frames: dict[Path, list[int]] = {}
+    for file in used:
+        if file.frame is not None:
+            frames.setdefault(file.file, []).append(file.frame)
+    return {path: Clip(path, numbers) for path, numbers in frames.items()}
+
+
+def _subset(used: tuple[ImageFile, ...]) -> ImageSet:
+    return ImageSet(used, refused=(), warnings=(), found=len(used), excluded=0, distinct=len(used))
 
 
 def _expand(pattern: str) -> Iterator[Path]:
@@ -232,7 +372,9 @@ def _expand(pattern: str) -> Iterator[Path]:
     if path.is_dir():
         pictures, others = _folder(path)
         if not pictures:
-            found = f"{others} other files" if others else "nothing"
+            videos = sum(map(_is_video, others))
+            named = f", {videos} of them videos, which must be named, such as '{pattern}/*.mp4'" if videos else ""
+            found = f"{len(others)} other files{named}" if others else "nothing"
             raise DataError(f"{pattern}: holds no pictures ({found} found; looked for {', '.join(sorted(SUFFIXES))})")
         yield from pictures
     elif path.suffix.lower() == ".txt":
@@ -249,10 +391,10 @@ def _expand(pattern: str) -> Iterator[Path]:
         raise DataError(f"{pattern}: no such file or folder; {_ALLOWED}")
 
 
-def _folder(folder: Path) -> tuple[list[Path], int]:
-    """The pictures of a folder and its subfolders, and how many other files there are."""
+def _folder(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The pictures of a folder and its subfolders, and the other files."""
     pictures: list[Path] = []
-    others = 0
+    others: list[Path] = []
     visited: set[str] = set()
     for place, folders, names in os.walk(folder, followlinks=True):
         real = os.path.realpath(place)
@@ -262,10 +404,9 @@ def _folder(folder: Path) -> tuple[list[Path], int]:
         visited.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in names:
-            if Path(name).suffix.lower() in SUFFIXES and not name.startswith("."):
-                pictures.append(Path(place, name))
-            else:
-                others += 1
+            path = Path(place, name)
+            picture = path.suffix.lower() in SUFFIXES and not name.startswith(".")
+            (pictures if picture else others).append(path)
     return pictures, others
 
 
@@ -337,6 +478,13 @@ def _warnings(check: _Checker, count: int | None, found: int, distinct: int) -> 
         yield (
             f"the images are nearly identical: only {distinct} of {used} differ from all others by more than"
             f" {_NEAR:.0f} of 255 grey levels; add other scenes, times of day and weather"
+        )
+    yield from check.broken
+    if check.sampled:
+        some, frames = (sum(numbers) for numbers in zip(*check.sampled, strict=True))
+        yield (
+            f"videos give at most one frame a second, {some} of {frames} frames, since no count limits the images; to"
+            " use other frames, save them as pictures"
         )
 
 

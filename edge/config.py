@@ -175,9 +175,7 @@ class Calibration(Section, frozen=True, kw_only=True):
 
     images: Annotated[
         list[str] | str,
-        Meta(
-            description="Folder, glob or list file (.txt, one path a line), or several of them.", extra={"path": True}
-        ),
+        Meta(description="Folder, glob, video or list file (.txt, one path a line), or several.", extra={"path": True}),
     ]
     count: Annotated[int, Meta(ge=1, description="Images to use, sampled evenly with the seed.")] = 128
     seed: Annotated[int, Meta(ge=0, description="Same seed and images, same sample.")] = 0

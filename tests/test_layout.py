@@ -13,7 +13,7 @@ MODULES = sorted(path for package in ("edge", "calibration") for path in (ROOT /
 # Library -> where it may be imported. A folder allows what is in it.
 ROOMS = {
     "calibration": ["calibration/"],
-    "cv2": ["edge/image.py", "edge/sources/video.py", "edge/tasks/", "calibration/annotate.py"],
+    "cv2": ["edge/image.py", "edge/sources/clip.py", "edge/sources/video.py", "edge/tasks/", "calibration/annotate.py"],
     "jinja2": ["calibration/report.py"],
     "onnx": ["calibration/graph.py"],
     "onnx_ir": ["calibration/graph.py", "calibration/qdq.py", "calibration/observe.py", "calibration/calibrate.py"],

@@ -21,14 +21,16 @@ if TYPE_CHECKING:
     from edge import config
     from edge.types import Frame, Image
 
-__all__ = ["FolderSource"]
+__all__ = ["SUFFIXES", "FolderSource"]
 
 logger = logging.getLogger(__name__)
+
+SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+"""What counts as a picture in a folder, in upper or lower case, here and in calibration."""
 
 _WAIT_S = 1.0
 
 _DEFAULT_FPS = 10.0
-_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 
 class FolderSource:
@@ -106,7 +108,7 @@ class FolderSource:
 
     def _list(self) -> list[Path]:
         try:
-            paths = sorted(path for path in self._folder.iterdir() if path.suffix.lower() in _SUFFIXES)
+            paths = sorted(path for path in self._folder.iterdir() if path.suffix.lower() in SUFFIXES)
         except FileNotFoundError:
             raise DataError(f"{self._key}: {self._folder}: no such folder") from None
         except NotADirectoryError:
@@ -115,7 +117,7 @@ class FolderSource:
             raise DataError(f"{self._key}: {self._folder}: {error.strerror}") from error
         self._refused &= {path.name for path in paths}
         if not paths:
-            known = ", ".join(sorted(_SUFFIXES))
+            known = ", ".join(sorted(SUFFIXES))
             raise DataError(f"{self._key}: {self._folder}: holds no picture (looked for {known})")
         return paths
 

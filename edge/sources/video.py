@@ -22,12 +22,11 @@ if TYPE_CHECKING:
     from edge import config
     from edge.types import Frame
 
-__all__ = ["VideoSource", "opencv_build"]
+__all__ = ["VideoSource", "missing", "opencv_build", "own_fps"]
 
 logger = logging.getLogger(__name__)
 
 _DEFAULT_FPS = 25.0
-# Containers without a rate give 0, NaN or their time base (90000).
 _MAX_FPS = 1000.0
 
 
@@ -48,8 +47,7 @@ class VideoSource:
         if not self._path.exists():
             raise DataError(f"{self._key}: {self._path}: no such file")
         self._capture = self._open()
-        own_fps = self._capture.get(cv2.CAP_PROP_FPS)
-        self._fps = section.fps or (own_fps if 0 < own_fps <= _MAX_FPS else _DEFAULT_FPS)
+        self._fps = section.fps or own_fps(self._capture)
 
     @property
     def description(self) -> str:
@@ -100,12 +98,26 @@ class VideoSource:
         """Tell the end of the file from a break: OpenCV gives the same answer for both."""
         if not count:
             raise SourceError(f"{self._key}: {self._path}: not one frame can be decoded")
-        # Containers estimate their length from time and rate, so that a few frames mean nothing.
-        expected = self._capture.get(cv2.CAP_PROP_FRAME_COUNT)
-        if expected > 0 and count < 0.9 * expected:
+        more = missing(self._capture, count)
+        if more is not None:
             logger.warning(
-                "%s: ended after %d of about %d frames; the file may be damaged", self._path, count, expected
+                "%s: ended after %d of about %d frames; the file may be damaged", self._path, count, count + more
             )
+
+
+def own_fps(capture: cv2.VideoCapture) -> float:
+    """Frames a second, or a guess where the container has no rate: those give 0, NaN or their time base (90000)."""
+    fps = float(capture.get(cv2.CAP_PROP_FPS))
+    return fps if 0 < fps <= _MAX_FPS else _DEFAULT_FPS
+
+
+def missing(capture: cv2.VideoCapture, count: int) -> int | None:
+    """About how many frames the container promises beyond the ``count`` that were read; None if as good as none.
+
+    Containers estimate their length from time and rate, so that a few frames mean nothing.
+    """
+    expected = capture.get(cv2.CAP_PROP_FRAME_COUNT)
+    return int(expected) - count if expected > 0 and count < 0.9 * expected else None
 
 
 def opencv_build() -> tuple[str, bool]:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from calibration import histogram
+from calibration import histogram, kernel
 from calibration.histogram import BINS, Histogram
 from edge.errors import DataError
 
@@ -137,3 +137,34 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
 
     with pytest.raises(DataError, match="is not a histogram file"):
         histogram.load(tmp_path / "h.npz")
+
+
+@pytest.mark.parametrize("name", ["c", "numpy"])
+@pytest.mark.parametrize("shape", [(7,), (256,), (1027,), (3, 40_000)])
+def test_both_kernels_count_alike(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> None:
+    if name not in kernel.KERNELS:
+        pytest.skip("the C kernel was not built: no C compiler when the package was installed")
+    values = np.maximum(rng.standard_normal(shape).astype(np.float32), -0.5).reshape(-1)
+    values[::3] = 0
+    counts, expected = np.zeros(BINS, np.int64), np.zeros(BINS, np.int64)
+
+    found = kernel.KERNELS[name](values, 3, counts)
+
+    np.add.at(expected, (np.abs(values) * 256).astype(np.int64), 1)
+    assert counts.tolist() == expected.tolist()
+    assert found == (values.min(), values.max(), np.count_nonzero(values == 0), True)
+
+
+@pytest.mark.parametrize("name", ["c", "numpy"])
+@pytest.mark.parametrize("value", [8.0, -9.0, math.inf, -math.inf, math.nan])
+def test_kernels_leave_the_counts_alone_when_a_value_does_not_fit(name: str, value: float) -> None:
+    if name not in kernel.KERNELS:
+        pytest.skip("the C kernel was not built: no C compiler when the package was installed")
+    counts = np.zeros(BINS, np.int64)
+    values = np.array([1, value, 2], np.float32)
+
+    found = kernel.KERNELS[name](values, 3, counts)
+
+    assert not found.counted
+    assert not counts.any()
+    assert (math.isfinite(found.minimum) and math.isfinite(found.maximum)) or not math.isfinite(value)

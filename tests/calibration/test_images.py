@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import cv2
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,6 +20,9 @@ from PIL import Image as Pillow
 from calibration import images
 from calibration.images import _parts, _thumbnail
 from edge.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def picture(seed: int = 0, *, size_wh: tuple[int, int] = (64, 48), mode: str = "RGB") -> Pillow.Image:
@@ -36,6 +42,22 @@ def write(path: Path, content: bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return path
+
+
+def film(path: Path, seeds: Iterable[int], *, fps: float = 10) -> Path:
+    """A video of the pictures of some seeds."""
+    codec = {".avi": "MJPG", ".mkv": "MJPG", ".mp4": "mp4v"}[path.suffix]
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*codec), fps, (64, 48))
+    assert writer.isOpened()
+    for seed in seeds:
+        writer.write(np.asarray(picture(seed))[..., ::-1].copy())
+    writer.release()
+    return path
+
+
+def decoded(path: Path) -> list[np.ndarray]:
+    capture = cv2.VideoCapture(str(path))
+    return [capture.retrieve()[1] for _ in iter(capture.grab, False)]
 
 
 @pytest.fixture
@@ -448,3 +470,224 @@ def test_thumbnail_is_the_mean_of_each_cell(width: int, height: int, seed: int) 
         for x in range(16):
             cell = image[rows[y] : rows[y + 1], columns[x] : columns[x + 1]]
             assert thumbnail[y, x] == pytest.approx(cell.mean(), abs=1e-3)
+
+
+# Videos
+
+
+def test_video_gives_its_frames_in_their_order_under_their_numbers(tmp_path: Path) -> None:
+    path = film(tmp_path / "clip.mp4", range(20))
+
+    found = images.collect(str(path), count=20)
+
+    assert names(found) == [f"clip.mp4#frame={index}" for index in range(20)]
+    assert [(file.file, file.frame) for file in found.used] == [(path, index) for index in range(20)]
+    assert {file.size_wh for file in found.used} == {(64, 48)}
+    assert found.warnings == ()
+    for image, expected in zip(found, decoded(path), strict=True):
+        assert np.array_equal(image, expected)
+
+
+def test_hash_of_a_frame_is_that_of_its_shape_and_pixels(tmp_path: Path) -> None:
+    path = film(tmp_path / "clip.mp4", range(3))
+
+    found = images.collect(str(path), count=3)
+
+    expected = [hashlib.sha256(b"(48, 64, 3)" + image.tobytes()).hexdigest() for image in decoded(path)]
+    assert [file.sha256 for file in found.used] == expected
+
+
+def test_videos_are_named_directly_by_glob_and_in_lists_beside_pictures(folder: Path, tmp_path: Path) -> None:
+    for index, name in enumerate(("a.mp4", "b.mkv", "c.avi")):
+        film(tmp_path / name, range(100 * index + 100, 100 * index + 105))
+    listing = write(tmp_path / "list.txt", b"c.avi\nset/00.png\n")
+
+    found = images.collect([str(folder), str(tmp_path / "a.mp4"), str(tmp_path / "b*"), str(listing)], count=35)
+
+    assert found.found == 35
+    assert len({file.file for file in found.used}) == 23
+
+
+def test_folder_gives_pictures_only(folder: Path) -> None:
+    film(folder / "clip.mp4", range(5))
+
+    assert images.collect(str(folder), count=25).found == 20
+
+
+def test_folder_of_videos_is_an_error_that_says_to_name_them(tmp_path: Path) -> None:
+    film(tmp_path / "clip.mp4", range(3))
+    write(tmp_path / "notes.md", b"notes")
+
+    with pytest.raises(DataError, match=r"holds no pictures \(2 other files, 1 of them videos, which must be named"):
+        images.collect(str(tmp_path))
+
+
+def test_count_is_spread_over_frames_and_pictures_alike(folder: Path, tmp_path: Path) -> None:
+    film(tmp_path / "clip.mp4", range(100, 160))
+
+    found = images.collect([str(folder), str(tmp_path / "clip.mp4")], count=8)
+
+    frames = [file.frame for file in found.used if file.frame is not None]
+    assert [frame // 10 for frame in frames] == [0, 1, 2, 3, 4, 5]
+    assert len(found) == 8
+    again = images.collect([str(folder), str(tmp_path / "clip.mp4")], count=8)
+    other = images.collect([str(folder), str(tmp_path / "clip.mp4")], count=8, seed=1)
+    assert again == found
+    assert names(other) != names(found)
+
+
+def test_video_without_a_count_gives_one_frame_a_second_and_says_so(tmp_path: Path) -> None:
+    film(tmp_path / "clip.mp4", range(30), fps=9.5)
+
+    found = images.collect(str(tmp_path / "*.mp4"))
+
+    assert [file.frame for file in found.used] == [0, 10, 20]
+    (warning,) = found.warnings
+    assert warning.startswith("videos give at most one frame a second, 3 of 30 frames, since no count limits")
+
+
+def test_frames_that_repeat_are_refused_and_replaced_in_few_readings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Fifty times the same frame, then ten others.
+    path = film(tmp_path / "clip.avi", [0] * 50 + list(range(1, 11)))
+    opened: list[str] = []
+    capture = cv2.VideoCapture
+    monkeypatch.setattr(cv2, "VideoCapture", lambda name, api: opened.append(name) or capture(name, api))
+
+    found = images.collect(str(path), count=11)
+
+    assert [file.frame for file in found.used][1:] == list(range(50, 60))
+    assert set(reasons(found).values()) == {f"has the same content as {found.used[0].path}"}
+    assert len(opened) < 10
+
+
+def test_excluded_frames_are_left_out(tmp_path: Path) -> None:
+    path = film(tmp_path / "clip.mp4", range(20))
+    calibration = images.collect(str(path), count=5)
+
+    found = images.collect(str(path), count=15, exclude={file.sha256 for file in calibration.used})
+
+    assert sorted(names(found) + names(calibration)) == sorted(f"clip.mp4#frame={index}" for index in range(20))
+
+
+def test_unusable_video_is_refused_with_its_reason(folder: Path, tmp_path: Path) -> None:
+    whole = film(tmp_path / "whole.mp4", range(20)).read_bytes()
+    write(tmp_path / "cut.mp4", whole[: len(whole) // 2])
+    write(tmp_path / "text.mp4", b"<html>404 not found</html>" * 10)
+    write(tmp_path / "empty.mkv", b"")
+    film(tmp_path / "none.avi", [])
+    os.mkfifo(tmp_path / "pipe.ts")
+    listing = write(tmp_path / "list.txt", b"cut.mp4\ntext.mp4\nempty.mkv\nnone.avi\npipe.ts\ngone.mov\n")
+
+    found = images.collect([str(folder), str(listing)], count=26)
+
+    why = reasons(found)
+    assert why.pop("cut.mp4") == why.pop("text.mp4")
+    assert why == {
+        "empty.mkv": "is empty (0 bytes)",
+        "none.avi": "holds no frame that can be read",
+        "pipe.ts": "is not a regular file",
+        "gone.mov": "no such file",
+    }
+    assert (len(found), found.found) == (20, 26)
+    with pytest.raises(DataError, match=r"no usable image; 1 of 1 files were refused, such as .*: is not a video"):
+        images.collect(str(tmp_path / "cut.mp4"))
+
+
+@pytest.mark.parametrize("name", ["clip.avi", "clip.mkv"])
+def test_video_that_breaks_off_is_used_as_far_as_it_goes_with_a_warning(tmp_path: Path, name: str) -> None:
+    path = film(tmp_path / name, range(40))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+    found = images.collect(str(path), count=10)
+
+    assert len(found) == 10
+    assert max(file.frame or 0 for file in found.used) < 25
+    assert found.warnings[0].startswith(f"{path}: breaks off after ")
+    assert "of about 40 frames" in found.warnings[0]
+
+
+def test_iterating_reads_each_video_through_once(tmp_path: Path) -> None:
+    for index in range(2):
+        film(tmp_path / f"{index}.mp4", range(100 * index, 100 * index + 20))
+    found = images.collect(str(tmp_path / "*.mp4"), count=20)
+
+    seen = 0
+    for image in found:
+        assert image.shape == (48, 64, 3)
+        seen += 1
+        (tmp_path / f"{found.used[seen - 1].file.name}").unlink(missing_ok=True)  # could not be opened again
+
+    assert seen == 20
+
+
+def test_frames_are_loaded_in_any_order_and_by_several_threads(tmp_path: Path) -> None:
+    path = film(tmp_path / "clip.mp4", range(40))
+    found = images.collect(str(path), count=25)
+    expected = [decoded(path)[file.frame or 0] for file in found.used]
+    indices = [*range(25), 20, 3, *range(25), 24, 0]
+
+    with ThreadPoolExecutor(4) as pool:
+        loaded = list(pool.map(found.load, indices))
+
+    assert all(np.array_equal(image, expected[index]) for image, index in zip(loaded, indices, strict=True))
+
+
+def test_video_that_changed_since_the_check_is_an_error(tmp_path: Path) -> None:
+    path = film(tmp_path / "clip.mp4", range(20))
+    found = images.collect(str(path), count=20)
+
+    film(path, range(100, 110))
+    with pytest.raises(DataError, match=r"clip\.mp4#frame=5: was changed while it was in use"):
+        found.load(5)
+    with pytest.raises(DataError, match=r"clip\.mp4: ends after 10 frames, .* it was changed while it was in use"):
+        found.load(15)
+    path.unlink()
+    with pytest.raises(DataError, match=r"clip\.mp4#frame=0: cannot be read any more \(No such file or directory\)"):
+        next(iter(found))
+
+
+# Setting pictures apart
+
+
+def test_split_gives_every_picture_to_one_of_two_sets_in_order(folder: Path) -> None:
+    found = images.collect(str(folder))
+
+    fit, held_out = found.split(6)
+
+    assert (len(fit), fit.distinct, fit.found) == (14, 14, 14)
+    assert (len(held_out), held_out.distinct, held_out.found) == (6, 6, 6)
+    assert sorted(names(fit) + names(held_out)) == names(found)
+    assert names(fit) == sorted(names(fit))
+    assert len({found.digest, fit.digest, held_out.digest}) == 3
+
+
+def test_split_goes_by_content_not_by_name(folder: Path, tmp_path: Path) -> None:
+    for index, path in enumerate(sorted(folder.iterdir(), reverse=True)):
+        write(tmp_path / f"renamed/{index:02d}.png", path.read_bytes())
+
+    _, held_out = images.collect(str(folder)).split(6)
+    _, renamed = images.collect(str(tmp_path / "renamed")).split(6)
+
+    assert renamed.digest == held_out.digest
+
+
+def test_fewer_held_out_pictures_are_some_of_the_same(folder: Path) -> None:
+    found = images.collect(str(folder))
+
+    assert set(found.split(3)[1].used) < set(found.split(6)[1].used)
+
+
+def test_split_keeps_warnings_and_refusals_out(folder: Path) -> None:
+    write(folder / "empty.jpg", b"")
+    found = images.collect(str(folder), count=100)
+
+    for part in found.split(5):
+        assert (part.warnings, part.refused, part.excluded) == ((), (), 0)
+
+
+@pytest.mark.parametrize("number", [-1, 0, 20, 21])
+def test_split_that_leaves_a_set_empty_is_a_programming_mistake(folder: Path, number: int) -> None:
+    with pytest.raises(ValueError, match=f"held_out is {number}; expected 1 to 19 of 20 images"):
+        images.collect(str(folder)).split(number)
