@@ -125,25 +125,6 @@ class ImageSet:
         """
         return _load(self.used[index], self._clips)
 
-    def split(self, held_out: int) -> tuple[ImageSet, ImageSet]:
-        """Set some pictures apart: those whose hash of the hash is lowest, whatever their paths and order.
-
-        Returns:
-            The others and the ``held_out`` ones, both in this set's order. What was refused, excluded and warned about
-            stays with this set.
-
-        Raises:
-            ValueError: one of the two would be empty.
-        """
-        if not 0 < held_out < len(self.used):
-            raise ValueError(f"held_out is {held_out}; expected 1 to {len(self.used) - 1} of {len(self.used)} images")
-        ranked = sorted(self.used, key=lambda file: hashlib.sha256(file.sha256.encode()).digest())
-        apart = frozenset(file.sha256 for file in ranked[:held_out])
-        return (
-            _subset(tuple(file for file in self.used if file.sha256 not in apart)),
-            _subset(tuple(file for file in self.used if file.sha256 in apart)),
-        )
-
 
 def collect(
     patterns: str | Sequence[str],
@@ -360,10 +341,6 @@ def _clips(used: Iterable[ImageFile]) -> dict[Path, Clip]:
         if file.frame is not None:
             frames.setdefault(file.file, []).append(file.frame)
     return {path: Clip(path, numbers) for path, numbers in frames.items()}
-
-
-def _subset(used: tuple[ImageFile, ...]) -> ImageSet:
-    return ImageSet(used, refused=(), warnings=(), found=len(used), excluded=0, distinct=len(used))
 
 
 def _expand(pattern: str) -> Iterator[Path]:
