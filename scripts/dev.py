@@ -52,9 +52,9 @@ def main() -> int:
 
 
 def _stamp(extra: str) -> Path:
-    """A file whose presence says that this extra of this setup.py is installed."""
-    digest = hashlib.sha256((ROOT / "setup.py").read_bytes()).hexdigest()[:16]
-    return VENV / f".{extra}-{digest}"
+    """A file whose presence says that this extra of this setup.py is installed, with the library built from this C."""
+    digest = hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in ("setup.py", "calibration/kernel.c")))
+    return VENV / f".{extra}-{digest.hexdigest()[:16]}"
 
 
 def _installed(extra: str) -> bool:
