@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.machinery
+import logging
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["BINS", "KERNELS", "Extremes", "count"]
+
+logger = logging.getLogger(__name__)
 
 BINS = 2048
 """As TensorRT's EntropyCalibration2 uses."""
@@ -64,7 +67,11 @@ def _load() -> Any:
     for suffix in importlib.machinery.EXTENSION_SUFFIXES:
         path = Path(__file__).with_name(f"_kernel{suffix}")
         if path.exists():
-            function = ctypes.CDLL(str(path)).edge_histogram
+            try:
+                function = ctypes.CDLL(str(path)).edge_histogram
+            except (OSError, AttributeError) as error:
+                logger.warning("%s; numpy counts instead; install jetson-edge again to build it", error)
+                return None
             pointer = ctypes.c_void_p
             function.argtypes = [pointer, ctypes.c_int64, ctypes.c_float, *[pointer] * 4]
             function.restype = ctypes.c_int64
@@ -96,7 +103,7 @@ KERNELS: dict[str, Callable[[NDArray[np.float32], int, NDArray[np.int64]], Extre
     **({"c": _with_c} if _COMPILED is not None else {}),
     "numpy": _with_numpy,
 }
-"""By name, the fastest first. Both release the interpreter while they count."""
+"""By name, the fastest first. The C kernel lets other threads run Python while it counts."""
 
 count = next(iter(KERNELS.values()))
 """Add a non-empty, contiguous 1-D array to ``counts``, (BINS,) int64 over [0, 2**exponent)."""
