@@ -85,7 +85,7 @@ MODELS: dict[str, dict[str, Any]] = {
 TOOLS: dict[str, tuple[str, tuple[str, ...]]] = {
     "inference": ("plain inference", ("-",)),
     "minmax": ("min/max pass", ("-",)),
-    "ours": ("ours", ("entropy", "max")),
+    "ours": ("ours", ("entropy", "max", "auto")),
     "onnxruntime": ("onnxruntime", ("entropy", "percentile", "minmax")),
     "onnxruntime-single": ("onnxruntime, one image per call", ("entropy",)),
     "modelopt": ("modelopt", ("entropy", "max")),

@@ -43,7 +43,11 @@ class Job:
     pictures: list[str]
     result: str
     """File for ``import_s`` and ``version``."""
-    imports_only: bool
+    imports_only: bool = False
+    ranges: str = ""
+    """File for amax by tensor name, as JSON; "": not written."""
+    exclude: tuple[str, ...] = ()
+    """Names of nodes that ModelOpt leaves in floating point."""
 
 
 def main() -> None:
@@ -103,7 +107,11 @@ def ort(job: Job, *, single: bool = False) -> None:
             calibrator.collect_data(Reader(partial(iter, [tensors])))
     else:
         calibrator.collect_data(Reader(partial(inputs, job)))
-    calibrator.compute_data()
+    found = calibrator.compute_data()
+    if job.ranges:
+        pairs = ((name, entry.range_value) for name, entry in found.items())
+        amax = {name: max(abs(float(side)) for side in sides) for name, sides in pairs}
+        Path(job.ranges).write_text(json.dumps(amax))
 
 
 def modelopt(job: Job) -> None:
@@ -117,9 +125,25 @@ def modelopt(job: Job) -> None:
         calibration_data_reader=Reader(partial(inputs, job)),
         calibration_eps=["cpu"],
         high_precision_dtype="fp32",
+        nodes_to_exclude=list(job.exclude),
         output_path="model.onnx",
         log_level="WARNING",
     )
+    if job.ranges:
+        Path(job.ranges).write_text(json.dumps(_quantized_ranges(Path("model.onnx"))))
+
+
+def _quantized_ranges(path: Path) -> dict[str, float]:
+    """Read amax of every tensor that a Q/DQ model quantizes as a whole."""
+    import onnx
+
+    graph = onnx.load(path).graph
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant":
+            constants[node.output[0]] = onnx.numpy_helper.to_array(node.attribute[0].t)
+    pairs = ((node.input[0], constants.get(node.input[1])) for node in graph.node if node.op_type == "QuantizeLinear")
+    return {name: float(scale) * 127 for name, scale in pairs if scale is not None and scale.size == 1}
 
 
 TOOLS: dict[str, Callable[[Job], None]] = {

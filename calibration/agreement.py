@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from edge.types import Detection, Mask
 
-__all__ = ["BORDERLINE", "MATCH_IOU", "Agreement", "agreement"]
+__all__ = ["BORDERLINE", "MATCH_IOU", "Agreement", "agreement", "closeness"]
 
 MATCH_IOU = 0.5
 """Boxes of one label that overlap more are the same object."""
@@ -62,6 +62,8 @@ class Agreement:
     mask_pixels: int = 0
     """Of all pictures in which an object has a mask."""
     mask_pixels_different: int = 0
+    mask_union: int = 0
+    """Pixels that are in a mask of either side."""
 
     def __add__(self, other: Agreement) -> Agreement:
         sums = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
@@ -74,6 +76,11 @@ class Agreement:
         if self.answers:
             return self.answers_equal / self.answers
         return self.firm_matched / self.firm if self.firm else None
+
+    @property
+    def mask_iou(self) -> float | None:
+        """IoU of all masks of one side with all of the other, over all pictures; None without any."""
+        return 1 - self.mask_pixels_different / self.mask_union if self.mask_union else None
 
     @property
     def lost(self) -> int:
@@ -117,6 +124,7 @@ class Agreement:
             found["mask_iou"] = self.mask_iou_sum / self.masks_matched
         if self.mask_pixels:
             found["mask_pixels_different"] = self.mask_pixels_different / self.mask_pixels
+            found["mask_iou_of_all"] = self.mask_iou
         return found
 
 
@@ -150,7 +158,7 @@ def agreement(
     masks = [
         _mask_iou(a, b) for i, j, _ in pairs if (a := ours[i].mask) is not None and (b := theirs[j].mask) is not None
     ]
-    pixels, different = _mask_difference(ours, theirs)
+    pixels, different, union = _mask_difference(ours, theirs)
     firm_matched = len(found.intersection(firm))
     dropped = (len(ours) - len(firm)) - (len(pairs) - firm_matched)
     return Agreement(
@@ -174,7 +182,47 @@ def agreement(
         masks_matched=len(masks),
         mask_pixels=pixels,
         mask_pixels_different=different,
+        mask_union=union,
     )
+
+
+def closeness(reference: Sequence[Detection], candidate: Sequence[Detection]) -> float | None:
+    """How close two models' answers to one picture are, from 0 to 1, finer than objects can be counted.
+
+    Objects are paired as in ``agreement``. A pair gives the IoU of its masks, or else of its boxes, less the share by
+    which the scores differ; an object without counterpart gives 0; each weighs as much as its score. Where there are
+    masks, the IoU of all of them together counts as much as all that. For a classifier it is half for the same first
+    answer, and half for how far the two lists of scores overlap.
+
+    Returns:
+        None where neither side has anything.
+    """
+    if not (reference or candidate):
+        return None
+    if any(d.box_xyxy is None for d in (*reference, *candidate)):
+        return _answers_closeness(reference, candidate)
+    pairs = _match(reference, candidate)
+    alone = [d.score for i, d in enumerate(reference) if i not in {i for i, _, _ in pairs}]
+    alone += [d.score for j, d in enumerate(candidate) if j not in {j for _, j, _ in pairs}]
+    weight, found = sum(alone), 0.0
+    for i, j, box_iou in pairs:
+        a, b = reference[i], candidate[j]
+        iou = _mask_iou(a.mask, b.mask) if a.mask is not None and b.mask is not None else box_iou
+        heavier = max(a.score, b.score)
+        weight += heavier
+        found += heavier * iou * (1 - abs(a.score - b.score))
+    objects = found / weight if weight else 1.0
+    _, different, union = _mask_difference(reference, candidate)
+    return (objects + 1 - different / union) / 2 if union else objects
+
+
+def _answers_closeness(reference: Sequence[Detection], candidate: Sequence[Detection]) -> float:
+    ours, theirs = ({d.class_id: d.score for d in answers} for answers in (reference, candidate))
+    both = [(ours.get(key, 0.0), theirs.get(key, 0.0)) for key in {**ours, **theirs}]
+    most = sum(max(pair) for pair in both)
+    overlap = sum(min(pair) for pair in both) / most if most else 1.0
+    first, second = (max(scores, key=lambda key: scores[key], default=None) for scores in (ours, theirs))
+    return 0.5 * (first == second) + 0.5 * overlap
 
 
 def _answers(
@@ -241,12 +289,12 @@ def _mask_iou(a: Mask, b: Mask) -> float:
     return np.count_nonzero(full_a & full_b) / union if union else 1.0
 
 
-def _mask_difference(a: Sequence[Detection], b: Sequence[Detection]) -> tuple[int, int]:
-    """Pixels of the picture, and those that are in a mask of one side only; (0, 0) where nothing has a mask."""
+def _mask_difference(a: Sequence[Detection], b: Sequence[Detection]) -> tuple[int, int, int]:
+    """Pixels of the picture, those in a mask of one side only, and those in any; zeros where nothing has a mask."""
     sides: list[NDArray[np.bool_]] = []
     masks = [[d.mask for d in side if d.mask is not None] for side in (a, b)]
     if not any(masks):
-        return 0, 0
+        return 0, 0, 0
     width, height = next(mask for side in masks for mask in side).source_wh
     for side in masks:
         union = np.zeros((height, width), np.bool_)
@@ -254,4 +302,5 @@ def _mask_difference(a: Sequence[Detection], b: Sequence[Detection]) -> tuple[in
             x, y = mask.offset_xy
             union[y : y + mask.bits.shape[0], x : x + mask.bits.shape[1]] |= mask.bits
         sides.append(union)
-    return width * height, int(np.count_nonzero(sides[0] ^ sides[1]))
+    a_side, b_side = sides
+    return width * height, int(np.count_nonzero(a_side ^ b_side)), int(np.count_nonzero(a_side | b_side))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -21,9 +22,34 @@ if TYPE_CHECKING:
     from calibration.calibrate import Calibrated
     from calibration.images import ImageSet
 
+
+def _size(text: str) -> int:
+    """Bytes of an amount of memory such as 1.5G; the letters stand for powers of 1024."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])i?B?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise click.BadParameter(f"{text!r} is no amount of memory; expected one such as 800M or 2G")
+    return int(float(match[1]) * 1024 ** ("KMGT".index(match[2].upper()) + 1))
+
+
+_METHODS = ["auto", "entropy", "percentile", "mse", "max"]
 _MODEL = click.option("--model", "model_name", metavar="NAME", help="Model of the deployment; default: all of them.")
 _IMAGES = click.option(
     "--images", type=click.Path(path_type=Path), help="Folder, glob, video or list file instead of the deployment's."
+)
+_COUNT = click.option("--count", type=click.IntRange(min=1), help="Pictures to use.")
+_MEMORY = click.option(
+    "--memory",
+    type=_size,
+    metavar="SIZE",
+    help="The most that observing may take, such as 800M or 2G; default: half of what is free.",
+)
+_HISTOGRAMS = click.option(
+    "--histograms",
+    "earlier",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    multiple=True,
+    help="Histograms of other pictures, which count as well; may be given several times.",
 )
 _JSON_OUT = click.option(
     "--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="Also write JSON ('-': stdout, alone)."
@@ -52,8 +78,10 @@ def cli() -> None:
 @deployment_argument
 @_MODEL
 @_IMAGES
-@click.option("--count", type=click.IntRange(min=1), help="Pictures to use.")
-@click.option("--method", type=click.Choice(["entropy", "max"]), help="How ranges are chosen.")
+@_COUNT
+@click.option("--method", type=click.Choice(_METHODS), help="How ranges are chosen.")
+@_HISTOGRAMS
+@_MEMORY
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder instead of the deployment's.")
 @verbosity_options
 def calibrate(
@@ -62,6 +90,8 @@ def calibrate(
     images: Path | None,
     count: int | None,
     method: str | None,
+    earlier: tuple[Path, ...],
+    memory: int | None,
     out: Path | None,
 ) -> None:
     """Find INT8 ranges on real pictures; write the calibration cache and the Q/DQ model.
@@ -75,6 +105,9 @@ def calibrate(
       calibration.json   what all this was made from and for
       report.html        the same for people
 
+    Pictures that histograms.npz has already are not run again. After Ctrl-C, or a kill, the same command goes on where
+    it stopped.
+
     \b
     Example:
       edge-calibrate calibrate configs/demo.yaml --count 32 --out /tmp/int8
@@ -82,27 +115,102 @@ def calibrate(
     from calibration import console
     from calibration.calibrate import calibrate as run
 
-    loaded = config.load(deployment)
-    models = _chosen(loaded, model_name, deployment)
-    if out is not None:
-        _one_model("--out", models)
+    models = _chosen(config.load(deployment), model_name, deployment)
+    for option, value in (("--out", out), ("--histograms", earlier)):
+        if value:
+            _one_model(option, models)
     for model in models:
-        section = model.calibration
-        if section is None:
-            raise ConfigError([f"{deployment}: models.{model.name}.calibration is missing; it names the pictures"])
-        given = {"images": str(images) if images else None, "count": count, "method": method}
-        section = msgspec.structs.replace(section, **{key: value for key, value in given.items() if value is not None})
-        model = msgspec.structs.replace(model, calibration=section)  # noqa: PLW2901 - the same model, options applied
-        pictures = _collect(section.images, count=section.count, seed=section.seed)
-        with console.progress(f"calibrating {model.name}", len(pictures.used)) as advance:
+        chosen = _with_options(model, deployment, images=images, count=count, method=method)
+        assert chosen.calibration is not None
+        pictures = _collect(chosen.calibration.images, count=chosen.calibration.count, seed=chosen.calibration.seed)
+        with console.progress(f"calibrating {model.name}", len(pictures.used)) as progress:
             done = run(
-                model,
+                chosen,
                 pictures,
                 out or model.artifacts_dir,
-                on_image=advance,
-                report=partial(_report, model, pictures),
+                earlier=earlier,
+                memory=memory,
+                on_images=progress.advance,
+                on_step=progress.begin,
+                report=partial(_report, chosen, pictures),
             )
         _show_calibrated(done, pictures)
+
+
+@cli.command()
+@deployment_argument
+@_MODEL
+@_IMAGES
+@_COUNT
+@_HISTOGRAMS
+@_MEMORY
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.npz")
+@verbosity_options
+def observe(
+    deployment: Path,
+    model_name: str | None,
+    images: Path | None,
+    count: int | None,
+    earlier: tuple[Path, ...],
+    memory: int | None,
+    output: Path,
+) -> None:
+    """Run the FP32 model on pictures and keep the histograms, for another machine to calibrate with.
+
+    A file that is there already is gone on with: only pictures that it does not have are run.
+
+    \b
+    Example:
+      edge-calibrate observe configs/demo.yaml --images tests/data/images -o /tmp/here.npz
+    """
+    from calibration import console, observation
+    from calibration.calibrate import gathered, prepare
+
+    models = _chosen(config.load(deployment), model_name, deployment)
+    _one_model("observe", models)
+    _writable(output)
+    model = _with_options(models[0], deployment, images=images, count=count)
+    assert model.calibration is not None
+    pictures = _collect(model.calibration.images, count=model.calibration.count, seed=model.calibration.seed)
+    partial_file = output.with_name(f".{output.name}.partial.npz")
+    with console.progress(f"observing {model.name}", len(pictures.used)) as progress:
+        found = gathered(
+            model,
+            prepare(model),
+            pictures,
+            start=[output],
+            earlier=earlier,
+            partial_file=partial_file,
+            memory=memory,
+            on_images=progress.advance,
+        )
+        observation.save(output, found)
+    partial_file.unlink(missing_ok=True)
+    click.echo(f"{output}: {found.images} pictures")
+
+
+@cli.command()
+@click.argument("files_", metavar="FILE FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.npz")
+@verbosity_options
+def merge(files_: tuple[Path, ...], output: Path) -> None:
+    """Add up histograms of different pictures, as if one machine had seen them all.
+
+    The result is the same to the last byte, whatever the order and however the pictures were shared out.
+
+    \b
+    Example:
+      edge-calibrate merge /tmp/here.npz /tmp/there.npz -o /tmp/all.npz
+      edge-calibrate calibrate configs/demo.yaml --histograms /tmp/all.npz
+    """
+    from calibration import observation
+
+    if len(files_) < 2:
+        raise click.UsageError("merge needs two files or more")
+    _writable(output)
+    merged = observation.merge_files(files_)
+    observation.save(output, merged)
+    click.echo(f"{output}: {merged.images} pictures")
 
 
 @cli.command()
@@ -147,8 +255,10 @@ def evaluate(
         section = model.evaluation
         label_file = labels or (Path(section.labels) if section is not None and section.labels else None)
         folder = save / model.name if save is not None and len(models) > 1 else save
-        with console.progress(f"evaluating {model.name}", len(pictures.used)) as advance:
-            result = run(model, pictures, labels=label_file, int8_path=int8_path, save=folder, on_image=advance)
+        with console.progress(f"evaluating {model.name}", len(pictures.used)) as progress:
+            result = run(
+                model, pictures, labels=label_file, int8_path=int8_path, save=folder, on_image=progress.advance
+            )
         exceeded = exceeded or bool(result.exceeded)
         if json_path != Path("-"):
             console.show_evaluation(result)
@@ -219,6 +329,32 @@ def write(path: Path, tensorrt: str, output: Path) -> None:
     click.echo(f"{output}: {text.splitlines()[0]}, {len(ranges.tensors)} tensors")
 
 
+@cache.command(name="check")
+@deployment_argument
+@_MODEL
+@click.option("--tensorrt", metavar="VERSION", help="Of the device, such as 10.3.0; default: the deployment's.")
+@verbosity_options
+def check_cache(deployment: Path, model_name: str | None, tensorrt: str | None) -> None:
+    """Say whether the calibration cache belongs to the deployment: model, pre-processing and TensorRT version.
+
+    TensorRT itself takes any cache whose tensors have the right names, and skips one of another version without a word.
+
+    \b
+    Example:
+      edge-calibrate cache check configs/demo.yaml --tensorrt 10.3.0
+    """
+    from calibration import cache as format_
+
+    if tensorrt is not None:
+        try:
+            format_.version_digits(tensorrt)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--tensorrt") from None
+    for model in _chosen(config.load(deployment), model_name, deployment):
+        version = tensorrt or (model.calibration or config.Calibration(images=[])).tensorrt
+        click.echo(f"{manifest.cache_to_use(model, version)}: belongs to {model.name}, for TensorRT {version}")
+
+
 @cli.command()
 @deployment_argument
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
@@ -254,6 +390,16 @@ def _chosen(deployment: config.Deployment, name: str | None, path: Path) -> list
         return [deployment.model(name)]
     except ConfigError as error:
         raise click.BadParameter(f"{path}: {error}", param_hint="--model") from None
+
+
+def _with_options(model: config.Model, deployment: Path, *, images: Path | None, **given: Any) -> config.Model:
+    """The model with what the command line says of its calibration."""
+    section = model.calibration
+    if section is None:
+        raise ConfigError([f"{deployment}: models.{model.name}.calibration is missing; it names the pictures"])
+    given["images"] = str(images) if images else None
+    section = msgspec.structs.replace(section, **{key: value for key, value in given.items() if value is not None})
+    return msgspec.structs.replace(model, calibration=section)
 
 
 def _evaluation_pictures(model: config.Model, images: Path | None, deployment: Path, *, ours: bool) -> ImageSet:
@@ -312,8 +458,9 @@ def _show_calibrated(done: Calibrated, pictures: ImageSet) -> None:
     for warning in done.warnings[len(pictures.warnings) :]:
         console.warn(warning)
     rows = [
-        ("pictures", f"{len(pictures.used)} used, {len(pictures.refused)} refused"),
+        ("pictures", f"{done.ranges.images} used, {len(pictures.refused)} refused"),
         ("tensors", f"{len(tensors)} with a range ({done.ranges.method})"),
+        *([("method", done.choice.reason)] if done.choice is not None else []),
         ("layers", f"{len(placement.layers)} in INT8, {len(placement.kept)} kept in floating point"),
         ("opset", f"{done.opset[0]} -> {done.opset[1]}, outputs differ by at most {done.rewrite_difference:.2g}"),
     ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -17,20 +17,30 @@ if TYPE_CHECKING:
     from calibration.agreement import Agreement
     from calibration.evaluate import Evaluation
 
-__all__ = ["progress", "show_evaluation", "status", "table", "warn"]
+__all__ = ["Progress", "progress", "show_evaluation", "status", "table", "warn"]
 
 logger = logging.getLogger(__name__)
 
 
+class Progress(Protocol):
+    """How far a piece of work is."""
+
+    def advance(self, steps: int = 1) -> None:
+        """So many more are done."""
+
+    def begin(self, title: str) -> None:
+        """Something of unknown length begins."""
+
+
 @contextmanager
-def progress(title: str, total: int) -> Iterator[Callable[[], None]]:
-    """Give a function that is called after each of ``total`` steps: a bar on a terminal, else a line each tenth."""
+def progress(title: str, total: int) -> Iterator[Progress]:
+    """Show how many of ``total`` steps are done: a bar on a terminal, else a line each tenth."""
     if not logger.isEnabledFor(logging.INFO):
-        yield lambda: None
+        yield _Silent()
     elif sys.stderr.isatty():
         yield from _bar(title, total)
     else:
-        yield _tenths(title, total)
+        yield _Lines(title, total)
 
 
 @contextmanager
@@ -107,6 +117,7 @@ def _agreement_rows(agreed: Agreement) -> list[tuple[str, Callable[[Agreement], 
     if agreed.masks_matched:
         rows += [
             ("IoU of masks, mean", lambda a: _ratio(a.mask_iou_sum, a.masks_matched)),
+            ("IoU of all masks together", lambda a: "-" if a.mask_iou is None else f"{a.mask_iou:.4f}"),
             ("mask pixels that differ", lambda a: _ratio(a.mask_pixels_different, a.mask_pixels)),
         ]
     return [
@@ -124,26 +135,47 @@ def _ratio(total: float, number: int) -> str:
     return f"{total / number:.4f}" if number else "-"
 
 
-def _bar(title: str, total: int) -> Iterator[Callable[[], None]]:
+class _Silent:
+    def advance(self, steps: int = 1) -> None:
+        pass
+
+    def begin(self, title: str) -> None:
+        pass
+
+
+class _Lines:
+    def __init__(self, title: str, total: int) -> None:
+        self._title = title
+        self._total = total
+        self._done = 0
+
+    def advance(self, steps: int = 1) -> None:
+        before, self._done = self._done, self._done + steps
+        if 10 * self._done // self._total > 10 * before // self._total:
+            logger.info("%s: %d of %d", self._title, self._done, self._total)
+
+    def begin(self, title: str) -> None:
+        logger.info("%s", title)
+
+
+def _bar(title: str, total: int) -> Iterator[Progress]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+    from rich.progress import Progress as RichProgress
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar, _logging_above_it():
-        task = bar.add_task(title, total=total)
-        yield lambda: bar.advance(task)
+    class Bar:
+        def __init__(self) -> None:
+            self._task = bar.add_task(title, total=total)
 
+        def advance(self, steps: int = 1) -> None:
+            bar.advance(self._task, steps)
 
-def _tenths(title: str, total: int) -> Callable[[], None]:
-    done = 0
+        def begin(self, title: str) -> None:
+            bar.update(self._task, description=title)
 
-    def advance() -> None:
-        nonlocal done
-        done += 1
-        if 10 * done // total > 10 * (done - 1) // total:
-            logger.info("%s: %d of %d", title, done, total)
-
-    return advance
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with RichProgress(*columns, console=Console(stderr=True)) as bar, _logging_above_it():
+        yield Bar()
 
 
 @contextmanager

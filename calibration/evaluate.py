@@ -47,7 +47,7 @@ WORST_IMAGES = 12
 class LimitCheck:
     """A limit of the deployment, and what was found."""
 
-    name: Literal["map_drop", "agreement"]
+    name: Literal["map_drop", "agreement", "mask_iou"]
     limit: float
     found: float | None
     """None where there was nothing to measure, which no limit accepts."""
@@ -231,10 +231,13 @@ def _check_limits(
     if limits.map_drop is not None and fp32 is not None and int8 is not None:
         drop = fp32.map - int8.map
         checks.append(LimitCheck("map_drop", limits.map_drop, drop, exceeded=drop > limits.map_drop))
-    if limits.agreement is not None:
-        share = compared.share
-        exceeded = share is None or share < limits.agreement
-        checks.append(LimitCheck("agreement", limits.agreement, share, exceeded=exceeded))
+    least: tuple[tuple[Literal["agreement", "mask_iou"], float | None, float | None], ...] = (
+        ("agreement", limits.agreement, compared.share),
+        ("mask_iou", limits.mask_iou, compared.mask_iou),
+    )
+    for name, limit, share in least:
+        if limit is not None:
+            checks.append(LimitCheck(name, limit, share, exceeded=share is None or share < limit))
     return tuple(checks)
 
 

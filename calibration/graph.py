@@ -1,4 +1,4 @@
-"""Reading ONNX models, and the edits that make one ready for Q/DQ: opset 13, batch normalisation folded.
+"""Reading ONNX models, and the edits that make one ready for Q/DQ: opset 13, constants and batch normalisation folded.
 
 Every edit keeps the names of the tensors that survive it, since ranges are matched by name.
 """
@@ -6,6 +6,7 @@ Every edit keeps the names of the tensors that survive it, since ranges are matc
 from __future__ import annotations
 
 import fnmatch
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,16 +18,24 @@ from onnx_ir.passes.common import ShapeInferencePass
 from edge.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from edge import config
     from edge.types import TensorSpec
 
-__all__ = ["constant", "data_files", "depthwise", "fix_input", "fold_batch_norm", "fresh_name", "is_quantized", "load"]
-__all__ += ["match_layers", "to_opset"]
+__all__ = ["constant", "data_files", "depthwise", "fix_input", "fold_batch_norm", "fold_constants", "foldable"]
+__all__ += ["fresh_name", "is_quantized", "load", "match_layers", "to_opset"]
 
 MOST_BYTES = 1_900_000_000
+
+MOST_GROWTH = 64 * 2**20
+"""Bytes that a folded node's outputs may take beyond its inputs. A transposed weight takes none; what an Expand, a Tile
+or a ConstantOfShape makes of one number would swell the file for nothing."""
+
+_RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 
 # Where a Conv that took over its normalisation's output keeps the name of its own, which a rule may use.
 _FORMER_NAME = "output before folding"
@@ -116,6 +125,58 @@ def to_opset(model: ir.Model, opset: int) -> ir.Model:
     return ir.from_proto(converted)
 
 
+def fold_constants(model: ir.Model, evaluate: Callable[[bytes], dict[str, NDArray[Any]]]) -> int:
+    """Turn what is computed from constants alone into initializers, in place, so that a weight is seen to be one.
+
+    Exporters write weights as Transpose, Cast or Reshape of an initializer, and shapes as long chains of small nodes.
+    The initializers keep the names of the tensors that they replace, graph outputs included. The shape of a tensor is a
+    constant too, where it is static. Constants that nothing reads any more are removed.
+
+    Not folded: random numbers; nodes with a body; operators that are not ONNX's own; initializers that a caller may
+    override (from IR version 4 on, those listed as inputs) and what depends on them; outputs that are no plain numbers,
+    of unknown size, or larger than the inputs by over ``MOST_GROWTH`` bytes.
+
+    Args:
+        model: shapes inferred, as ``fix_input`` leaves it.
+        evaluate: runs a serialized model without inputs and gives its outputs by name, as ``observe.evaluate``.
+
+    Returns:
+        The number of nodes removed.
+    """
+    target = model.graph
+    before = len(target)
+    # IR version 3 lists every initializer as an input; that one may be overridden came with version 4.
+    overridable = set(target.inputs) if model.ir_version >= 4 else set()
+    for node in list(target):
+        if not foldable(node) or node.op_type == "Constant":
+            continue
+        arrays = _shape_of_static(node)
+        if arrays is None:
+            known = [value for value in node.inputs if value is not None]
+            if any(value in overridable or _tensor(value) is None for value in known):
+                continue
+            alone = _alone(model, node)
+            if not _worth_folding(node, alone):
+                continue
+            arrays = evaluate(ir.to_proto(alone).SerializeToString())
+        _replace_by_initializers(target, node, arrays)
+    return before - len(target)
+
+
+def foldable(node: ir.Node) -> bool:
+    """Whether what a node computes from constants alone is a constant itself.
+
+    It is, if the operator is ONNX's own, draws no random numbers, and has no body, which could read activations that
+    are not among the node's inputs.
+    """
+    bodies = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+    return (
+        not node.domain
+        and node.op_type not in _RANDOM
+        and all(attribute.type not in bodies for attribute in node.attributes.values())
+    )
+
+
 def fold_batch_norm(model: ir.Model) -> int:
     """Fold every BatchNormalization that follows a Conv into its weights, in place, as TensorRT does before quantizing.
 
@@ -149,11 +210,7 @@ def fold_batch_norm(model: ir.Model) -> int:
 
 def constant(value: ir.Value | None) -> np.ndarray[Any, Any] | None:
     """The array of a value that is an initializer or the output of a Constant node, else None."""
-    if value is None:
-        return None
-    if value.is_initializer() and value.const_value is not None:
-        return value.const_value.numpy()
-    tensor = ir.convenience.get_const_tensor(value)
+    tensor = None if value is None else _tensor(value)
     return None if tensor is None else tensor.numpy()
 
 
@@ -198,6 +255,100 @@ def match_layers(nodes: Iterable[ir.Node], rules: Sequence[config.LayerRule], *,
     return chosen
 
 
+def _tensor(value: ir.Value) -> ir.TensorProtocol | None:
+    if value.is_initializer() and value.const_value is not None:
+        return value.const_value
+    return ir.convenience.get_const_tensor(value)
+
+
+def _shape_of_static(node: ir.Node) -> dict[str, NDArray[Any]] | None:
+    """What a Shape node gives, where that is known without running anything."""
+    value = node.inputs[0] if node.op_type == "Shape" else None
+    if value is None or value.shape is None or not value.shape.is_static():
+        return None
+    # ONNX takes start and end, from opset 15 on, as Python's slices do: negative from the back, clamped.
+    part = slice(_attribute(node, "start", 0), _attribute(node, "end", None))
+    return {str(node.outputs[0].name): np.asarray(value.shape.numpy()[part], np.int64)}
+
+
+def _alone(model: ir.Model, node: ir.Node) -> ir.Model:
+    """A model of one node, all of whose inputs are constants."""
+    copies: dict[ir.Value, ir.Value] = {}
+    for value in node.inputs:
+        tensor = None if value is None else _tensor(value)
+        if value is not None and tensor is not None:
+            copies[value] = ir.Value(
+                name=value.name,
+                type=ir.TensorType(tensor.dtype),
+                shape=ir.Shape(tensor.shape.numpy()),
+                const_value=tensor,
+            )
+    copy = ir.Node(
+        node.domain,
+        node.op_type,
+        [None if value is None else copies[value] for value in node.inputs],
+        list(node.attributes.values()),
+        num_outputs=len(node.outputs),
+    )
+    for new, old in zip(copy.outputs, node.outputs, strict=True):
+        new.name, new.type, new.shape = old.name, old.type, old.shape
+    part = ir.Graph(
+        [],
+        [value for value in copy.outputs if value.name],
+        nodes=[copy],
+        initializers=list(copies.values()),
+        opset_imports=model.opset_imports,
+        name="constants",
+    )
+    return ir.Model(part, ir_version=max(model.ir_version, 8))
+
+
+def _worth_folding(node: ir.Node, alone: ir.Model) -> bool:
+    """Whether the outputs of a node, of which ``alone`` is a model, are plain numbers and not too many."""
+    if any(value.shape is None or not value.shape.is_static() for value in alone.graph.outputs):
+        # With its inputs at hand, the shape of nearly every output can be inferred.
+        ShapeInferencePass()(alone)
+    size = 0
+    for value in alone.graph.outputs:
+        if value.dtype is None or value.shape is None or not value.shape.is_static():
+            return False
+        if value.dtype == ir.DataType.STRING or value.dtype.numpy().isbuiltin != 1:
+            return False  # text, and numbers that numpy has no type of its own for
+        size += math.prod(value.shape.numpy()) * value.dtype.numpy().itemsize
+    tensors = [_tensor(value) for value in set(node.inputs) if value is not None]
+    return size - sum(tensor.nbytes for tensor in tensors if tensor is not None) <= MOST_GROWTH
+
+
+def _replace_by_initializers(target: ir.Graph, node: ir.Node, arrays: dict[str, NDArray[Any]]) -> None:
+    """Replace a node by what it computes, and remove the constants that only it has read."""
+    read = {value for value in node.inputs if value is not None}
+    for output in node.outputs:
+        name = output.name
+        if not name:
+            continue
+        value = _initializer(name, np.asarray(arrays[name]))
+        used = bool(output.uses()) or output.is_graph_output()
+        ir.convenience.replace_all_uses_with(output, value, replace_graph_outputs=True)
+        output.name = None
+        if used:
+            target.register_initializer(value)
+    target.remove(node, safe=True)
+    for value in read:
+        producer = value.producer()
+        if value.uses() or value.is_graph_output() or value.is_graph_input():
+            continue
+        if producer is not None and producer.op_type == "Constant":
+            target.remove(producer, safe=True)
+        elif value.is_initializer():
+            del target.initializers[str(value.name)]
+
+
+def _initializer(name: str, array: NDArray[Any]) -> ir.Value:
+    value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
+    value.dtype, value.shape = ir.DataType.from_numpy(array.dtype), ir.Shape(array.shape)
+    return value
+
+
 def _matches(node: ir.Node, rule: config.LayerRule) -> bool:
     names = [node.name or "", *(str(value.name) for value in node.outputs), str(node.meta.get(_FORMER_NAME, ""))]
     return (
@@ -222,9 +373,7 @@ def _replace_conv(
     name = str(output.name)
     parameters = []
     for suffix, array in (("weight", weight), ("bias", bias)):
-        stem = fresh_name(graph, f"{name}_folded_{suffix}")
-        value = ir.Value(name=stem, const_value=ir.tensor(array, name=stem))
-        value.dtype, value.shape = ir.DataType.FLOAT, ir.Shape(array.shape)
+        value = _initializer(fresh_name(graph, f"{name}_folded_{suffix}"), array)
         graph.register_initializer(value)
         parameters.append(value)
     output.name = fresh_name(graph, f"{name}_before_folding")

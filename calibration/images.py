@@ -14,7 +14,7 @@ import math
 import os
 from collections import deque
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from edge.types import Image
 
-__all__ = ["ImageFile", "ImageSet", "Refusal", "collect"]
+__all__ = ["ImageFile", "ImageSet", "Refusal", "collect", "digest"]
 
 MIN_SIDE = 16
 """Pixels. Smaller pictures are icons and leftovers, not what a camera gives."""
@@ -101,8 +101,7 @@ class ImageSet:
     """The videos that ``load`` shares between its callers."""
 
     def __post_init__(self) -> None:
-        hashes = "\n".join(sorted(file.sha256 for file in self.used))
-        object.__setattr__(self, "digest", hashlib.sha256(hashes.encode()).hexdigest())
+        object.__setattr__(self, "digest", digest(file.sha256 for file in self.used))
         object.__setattr__(self, "_clips", _clips(self.used))
 
     def __len__(self) -> int:
@@ -114,6 +113,10 @@ class ImageSet:
             for file in self.used:
                 yield _load(file, own)
 
+    def without(self, sha256: Collection[str]) -> ImageSet:
+        """The same set less the pictures of these contents."""
+        return replace(self, used=tuple(file for file in self.used if file.sha256 not in sha256))
+
     def load(self, index: int) -> Image:
         """Read and decode one picture of ``used``. May be called by several threads at once.
 
@@ -124,6 +127,11 @@ class ImageSet:
             DataError: the file is gone or was changed since it was checked.
         """
         return _load(self.used[index], self._clips)
+
+
+def digest(sha256: Iterable[str]) -> str:
+    """SHA-256 over the sorted SHA-256s of pictures' contents, one a line: what names a set."""
+    return hashlib.sha256("\n".join(sorted(sha256)).encode()).hexdigest()
 
 
 def collect(

@@ -17,18 +17,22 @@ import msgspec
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from calibration.calibrate import Calibrated
+    from calibration.findings import Finding
     from calibration.histogram import Histogram
     from calibration.images import ImageSet
+    from calibration.ranges import Range
     from edge import config
 
-__all__ = ["CalibrationReport", "Picture", "TensorRow", "of", "render"]
+__all__ = ["CalibrationReport", "Found", "Picture", "TensorRow", "of", "render"]
 
 BARS = 64
 """Of a drawn histogram."""
 
 DRAWN = 6
-"""Histograms of the most clipped tensors, and as many of the widest."""
+"""Histograms of the most clipped tensors, and as many of the widest, and of each finding."""
 
 _HEIGHT = 24.0
 
@@ -51,7 +55,9 @@ class TensorRow:
     amax: float
     scale: float
     source: str
-    observed_amax: float
+    """Where the range comes from, in words."""
+    observed_amax: float | None
+    """None: the tensor was not observed."""
     clipped: float
     """Share of the values beyond the range."""
     quantized: bool
@@ -76,6 +82,18 @@ class TensorRow:
         return BARS * min(1.0, self.amax / self.observed_amax) if self.observed_amax else float(BARS)
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Something that is true of some tensors."""
+
+    text: str
+    grave: bool
+    drawn: tuple[TensorRow, ...]
+    """Those that have a histogram, at most ``DRAWN``."""
+    others: tuple[str, ...]
+    """Names of the rest."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationReport:
     """What the page says."""
@@ -94,6 +112,15 @@ class CalibrationReport:
     input_facts: tuple[tuple[str, str], ...]
     """Pre-processing, as in the deployment."""
     method: str
+    trials: tuple[tuple[str, float, bool], ...]
+    """(method, agreement with FP32 on held-out pictures, whether it was chosen)."""
+    reason: str
+    """Why that method; empty where the deployment names it."""
+    found: tuple[Found, ...]
+    missing: tuple[tuple[str, str], ...]
+    """(tensor, why it has no range)."""
+    fp16_only: tuple[tuple[str, str], ...]
+    """(tensor, why it stays in FP16)."""
     tensors: tuple[TensorRow, ...]
     kept: tuple[str, ...]
     """Layers that rules keep in floating point."""
@@ -112,7 +139,7 @@ class CalibrationReport:
         unlike = {(f"{row.amax:.3g}", f"{row.observed_amax:.3g}"): row for row in reversed(self.tensors) if row.bars}
         clipped = sorted((row for row in unlike.values() if row.clipped > 0), key=lambda row: -row.clipped)[:DRAWN]
         others = (row for row in unlike.values() if row not in clipped)
-        return (*clipped, *sorted(others, key=lambda row: -row.observed_amax)[:DRAWN])
+        return (*clipped, *sorted(others, key=lambda row: -(row.observed_amax or 0.0))[:DRAWN])
 
 
 def of(result: Calibrated, model: config.Model, images: ImageSet) -> CalibrationReport:
@@ -122,10 +149,16 @@ def of(result: Calibrated, model: config.Model, images: ImageSet) -> Calibration
     paths = [str(file.path) for file in images.used] + [str(refusal.path) for refusal in images.refused]
     folder = os.path.commonpath([os.path.dirname(path) for path in paths])  # noqa: PTH120 - of texts, no file is asked
     clipped = sum(entry.clipped > 0 for entry in result.ranges.tensors.values())
+    rows = {
+        name: _row(name, entry, result.histograms.get(name), quantized=name in quantized)
+        for name, entry in result.ranges.tensors.items()
+    }
+    choice = result.choice
+    trials = choice.agreement if choice is not None else {}
     return CalibrationReport(
         model=model.name,
         summary=(
-            (str(len(images.used)), "pictures"),
+            (str(result.ranges.images), "pictures"),
             (str(len(placement.layers)), "layers in INT8"),
             (str(len(placement.kept) + len(placement.skipped)), "layers in FP16"),
             (str(len(result.ranges.tensors)), "tensors with a range"),
@@ -150,20 +183,13 @@ def of(result: Calibrated, model: config.Model, images: ImageSet) -> Calibration
             ("rewritten", f"outputs differ by at most {result.rewrite_difference:.2g} of their largest value"),
         ),
         input_facts=tuple((key, _plain(value)) for key, value in msgspec.to_builtins(model.input).items()),
-        method=record.method,
-        tensors=tuple(
-            TensorRow(
-                name=name,
-                amax=entry.amax,
-                scale=entry.scale,
-                source=entry.source,
-                observed_amax=entry.observed_amax,
-                clipped=entry.clipped,
-                quantized=name in quantized,
-                bars=_bars(result.histograms[name]),
-            )
-            for name, entry in result.ranges.tensors.items()
-        ),
+        method=result.ranges.method,
+        trials=tuple((name, share, choice is not None and name == choice.method) for name, share in trials.items()),
+        reason=choice.reason if choice is not None else "",
+        found=tuple(_found(finding, rows) for finding in result.findings),
+        missing=tuple(result.ranges.missing.items()),
+        fp16_only=tuple(result.ranges.fp16_only.items()),
+        tensors=tuple(rows.values()),
         kept=placement.kept,
         skipped=placement.skipped,
         files=tuple(record.files.items()),
@@ -188,6 +214,40 @@ def render(report: CalibrationReport) -> str:
     environment.filters["figure"] = lambda value: f"{value:.4g}"
     environment.filters["share"] = _share
     return environment.get_template("report.html.j2").render(report=report)
+
+
+def _row(name: str, entry: Range, histogram: Histogram | None, *, quantized: bool) -> TensorRow:
+    return TensorRow(
+        name=name,
+        amax=entry.amax,
+        scale=entry.scale,
+        source=_source(entry),
+        observed_amax=entry.observed_amax,
+        clipped=entry.clipped,
+        quantized=quantized,
+        bars=_bars(histogram) if histogram is not None else (),
+    )
+
+
+def _source(entry: Range) -> str:
+    """Where a range comes from: ``measured (mse)``, ``tied to conv_12; 0.83 alone``."""
+    texts = {
+        "measured": "measured",
+        "zero": "zero on every picture",
+        "bounded": "bounded by its operator",
+        "same": f"as {entry.of}",
+        "tied": f"tied to {entry.of}" if entry.of else "tied",
+    }
+    text = texts[entry.source]
+    if entry.source == "measured" and entry.method:
+        text += f" ({entry.method})"
+    return f"{text}; {entry.alone:.4g} alone" if entry.alone is not None else text
+
+
+def _found(finding: Finding, rows: Mapping[str, TensorRow]) -> Found:
+    drawn = [rows[name] for name in finding.tensors if name in rows and rows[name].bars][:DRAWN]
+    shown = {row.name for row in drawn}
+    return Found(finding.text, finding.grave, tuple(drawn), tuple(n for n in finding.tensors if n not in shown))
 
 
 def _bars(histogram: Histogram) -> tuple[int, ...]:

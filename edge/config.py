@@ -180,9 +180,20 @@ class Calibration(Section, frozen=True, kw_only=True):
     count: Annotated[int, Meta(ge=1, description="Images to use, sampled evenly with the seed.")] = 128
     seed: Annotated[int, Meta(ge=0, description="Same seed and images, same sample.")] = 0
     method: Annotated[
-        Literal["entropy", "max"],
-        Meta(description="entropy: least KL divergence, as TensorRT's EntropyCalibration2; max: the largest |x| seen."),
-    ] = "entropy"
+        Literal["auto", "entropy", "percentile", "mse", "max"],
+        Meta(
+            description="auto: tries the others and keeps what agrees best with FP32 on images held out from these;"
+            " entropy: least KL divergence, as TensorRT's EntropyCalibration2; percentile: 99.99 % of the values;"
+            " mse: least mean squared error; max: the largest |x| seen."
+        ),
+    ] = "auto"
+    ties: Annotated[
+        Literal["dla", "none"],
+        Meta(
+            description="dla: tensors that the DLA needs in one scale, such as a Concat's inputs and output, get one."
+            " none: each keeps its own, for engines that run on the GPU alone."
+        ),
+    ] = "dla"
     tensorrt: Annotated[
         str,
         Meta(
@@ -224,6 +235,9 @@ class Limits(Section, frozen=True, kw_only=True):
     agreement: Annotated[
         Fraction | None,
         Meta(description="Smallest allowed share of FP32's objects (answers) that INT8 finds as well."),
+    ] = None
+    mask_iou: Annotated[
+        Fraction | None, Meta(description="Smallest allowed IoU of all of INT8's masks with all of FP32's.")
     ] = None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import signal
 import tempfile
 import threading
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["printable", "replacing", "write"]
+__all__ = ["folder_lock", "printable", "replacing", "write"]
+
+_SCRATCH = ".writing-"
 
 
 def printable(name: object) -> str:
@@ -24,48 +27,16 @@ def printable(name: object) -> str:
 
 
 @contextmanager
-def replacing(folder: Path, *, last: str) -> Iterator[Path]:
-    """Give a scratch folder; what it holds at the end of the block replaces the files of that name in ``folder``.
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Keep other processes that ask for the same lock out; the kernel frees it with the process.
 
-    The scratch folder is inside ``folder``, so that each move is one rename on one file system. After an error or
-    Ctrl-C inside the block, ``folder`` is as it was, and is gone if it was made here. The moves begin when everything
-    is on the disk, and Ctrl-C waits for them; if the power fails among them, ``last``, the manifest that vouches for
-    the others, is still the old one, and refuses the set.
-
-    Args:
-        folder: where the files go; made if it is not there.
-        last: name of the file that is moved after all others.
+    The folder is made if it is not there, and is gone at the end if it was made here and nothing is in it.
 
     Raises:
-        OSError: the folder is being written by another process, or cannot be written.
+        OSError: another process holds it, or the folder cannot be made.
     """
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with _locked(folder), tempfile.TemporaryDirectory(prefix=".writing-", dir=folder) as scratch:
-            yield Path(scratch)
-            paths = sorted(Path(scratch).iterdir(), key=lambda path: (path.name == last, path.name))
-            for path in paths:
-                _refuse_folder(folder / path.name)
-                _sync(path)
-            with _undisturbed():
-                for path in paths:
-                    path.replace(folder / path.name)
-                _sync(folder)
-    except BaseException:
-        if made and not any(folder.iterdir()):
-            folder.rmdir()
-        raise
-
-
-def _refuse_folder(path: Path) -> None:
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep other processes that ask for the same lock out; the kernel frees it with the process."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
@@ -74,7 +45,44 @@ def _locked(folder: Path) -> Iterator[None]:
             raise BlockingIOError(errno.EAGAIN, "is being written by another process", str(folder)) from None
         yield
     finally:
+        if made and not any(folder.iterdir()):
+            folder.rmdir()
         os.close(descriptor)
+
+
+@contextmanager
+def replacing(folder: Path, *, last: str) -> Iterator[Path]:
+    """Give a scratch folder; what it holds at the end of the block replaces the files of that name in ``folder``.
+
+    The scratch folder is inside ``folder``, so that each move is one rename on one file system. After an error or
+    Ctrl-C inside the block, ``folder`` is as it was. The moves begin when everything is on the disk, and Ctrl-C waits
+    for them; if the power fails among them, ``last``, the manifest that vouches for the others, is still the old one,
+    and refuses the set. The caller holds ``folder_lock``.
+
+    Args:
+        folder: where the files go.
+        last: name of the file that is moved after all others.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    for stale in folder.glob(f"{_SCRATCH}*"):  # of a process that was killed: the lock is the caller's
+        shutil.rmtree(stale)
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=folder) as scratch:
+        yield Path(scratch)
+        paths = sorted(Path(scratch).iterdir(), key=lambda path: (path.name == last, path.name))
+        for path in paths:
+            _refuse_folder(folder / path.name)
+            _sync(path)
+        with _undisturbed():
+            for path in paths:
+                path.replace(folder / path.name)
+            _sync(folder)
+
+
+def _refuse_folder(path: Path) -> None:
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
 
 
 @contextmanager

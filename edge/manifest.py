@@ -20,14 +20,16 @@ from edge.errors import ModelError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CACHE", "HISTOGRAMS", "INT8_MODEL", "MANIFEST", "RANGES", "REPORT", "Artifact", "Manifest"]
-__all__ += ["artifact_to_run", "outdated", "read", "sha256_of"]
+__all__ = ["CACHE", "HISTOGRAMS", "INT8_MODEL", "MANIFEST", "PARTIAL", "RANGES", "REPORT", "Artifact", "Manifest"]
+__all__ += ["artifact_to_run", "cache_to_use", "outdated", "read", "sha256_of"]
 
 # What `edge-calibrate calibrate` leaves in the artifacts folder (DESIGN 16).
 CACHE = "calibration.cache"
 INT8_MODEL = "model.int8.onnx"
 RANGES = "ranges.json"
 HISTOGRAMS = "histograms.npz"
+PARTIAL = ".histograms.partial.npz"
+"""What an interrupted calibration has observed so far."""
 MANIFEST = "calibration.json"
 REPORT = "report.html"
 
@@ -58,6 +60,8 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """SHA-256 by name of the files beside it that hold its weights, where they are not in it."""
     input: config.Input
     method: str
+    """As the deployment asks for it; ``ranges.json`` says which one each tensor got."""
+    ties: Literal["dla", "none"] = "none"
     tensorrt: str
     """Version that the calibration cache is written for."""
     fp16: list[config.LayerRule]
@@ -122,7 +126,7 @@ def outdated(model: config.Model, manifest: Manifest) -> list[str]:
     section = model.calibration
     if section is None:
         return []
-    pairs = [(key, getattr(section, key), getattr(manifest, key)) for key in ("method", "tensorrt", "fp16")]
+    pairs = [(key, getattr(section, key), getattr(manifest, key)) for key in ("method", "ties", "tensorrt", "fp16")]
     return [
         f"calibration.{key} has changed since the calibration in {model.artifacts_dir}; calibrate again for it to count"
         for key, now, then in pairs
@@ -157,6 +161,41 @@ def artifact_to_run(model: config.Model, precision: Literal["int8", "fp32"]) -> 
     return Artifact(path, manifest.files[INT8_MODEL], "int8")
 
 
+def cache_to_use(model: config.Model, tensorrt: str) -> Path:
+    """The calibration cache for a model, after checking that it is what the deployment and TensorRT take.
+
+    Args:
+        model: of the deployment.
+        tensorrt: version of the library that will read it: it skips a cache of another one without a word.
+
+    Raises:
+        ModelError: it is missing, or was made for another model, pre-processing or TensorRT; the message names what.
+    """
+    source = Path(model.path)
+    if not source.is_file():
+        raise ModelError(f"models.{model.name}.path: {source}: no such model file")
+    folder = model.artifacts_dir
+    path = folder / CACHE
+    manifest = read(folder)
+    if manifest is None or not path.is_file():
+        missing = path if manifest is not None else folder / MANIFEST
+        raise ModelError(f"{missing}: no such file; without it nobody knows what a cache is for: calibrate again")
+    differences = _differences(model, source, path, manifest)
+    if _version(tensorrt) != _version(manifest.tensorrt):
+        differences.append(
+            f"TensorRT is {tensorrt} but the cache is for {manifest.tensorrt} (edge-calibrate cache write makes one"
+            " for another version)"
+        )
+    if differences:
+        raise ModelError(f"{path}: does not belong to this deployment: {'; '.join(differences)}; calibrate again")
+    return path
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """``10.3`` and ``10.3.0`` are one version."""
+    return tuple(int(part) for part in [*text.split("."), "0", "0"][:3])
+
+
 def _differences(model: config.Model, source: Path, path: Path, manifest: Manifest) -> list[str]:
     found: list[str] = []
     if sha256_of(source) != manifest.model_sha256:
@@ -165,7 +204,7 @@ def _differences(model: config.Model, source: Path, path: Path, manifest: Manife
         beside = source.parent / name
         if not beside.is_file() or sha256_of(beside) != digest:
             found.append(f"{beside} has changed since or is gone")
-    if sha256_of(path) != manifest.files.get(INT8_MODEL):
+    if sha256_of(path) != manifest.files.get(path.name):
         found.append(f"{path.name} itself was changed after it was written")
     now: Mapping[str, object] = msgspec.structs.asdict(model.input)
     then: Mapping[str, object] = msgspec.structs.asdict(manifest.input)

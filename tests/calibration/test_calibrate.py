@@ -17,7 +17,7 @@ import onnxruntime
 import pytest
 import yaml
 
-from calibration import cache, histogram
+from calibration import cache, observation
 from edge import config, manifest
 from edge.process import open_pipeline
 
@@ -79,7 +79,7 @@ class TestArtifacts:
     def test_cache_ranges_and_histograms_agree(self, calibrated: Path) -> None:
         scales = cache.parse((calibrated / "calibration.cache").read_text(), source="x").scales
         ranges = json.loads((calibrated / "ranges.json").read_text())["tensors"]
-        histograms = histogram.load(calibrated / "histograms.npz")
+        histograms = observation.load(calibrated / "histograms.npz").merged()
 
         assert scales == {name: entry["scale"] for name, entry in ranges.items()}
         assert list(histograms) == list(ranges)
@@ -263,7 +263,184 @@ def test_ctrl_c_leaves_the_previous_calibration(tmp_path: Path, photos: Path) ->
     assert process.returncode == 130
     assert "error: interrupted" in rest
     assert "Traceback" not in rest
-    assert {file.name: file.read_bytes() for file in (tmp_path / "artifacts").iterdir()} == before
+    after = {file.name: file.read_bytes() for file in (tmp_path / "artifacts").iterdir()}
+    after.pop(manifest.PARTIAL, None)
+    assert after == before
+
+
+def test_after_ctrl_c_the_same_command_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    path = deployment(tmp_path, str(DATA / "images"), count=72)
+    whole = run("calibrate", path, "--out", tmp_path / "whole")
+    assert whole.returncode == 0
+    process = subprocess.Popen([COMMAND, "calibrate", path], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "calibrating" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    _, rest = process.communicate(timeout=60)
+    kept = observation.load(tmp_path / "artifacts" / manifest.PARTIAL).images
+    assert f"{kept} of 72 pictures are kept" in rest
+    assert 0 < kept < 72
+
+    done = run("calibrate", path, "-v")
+
+    assert done.returncode == 0
+    assert f"{kept} pictures are taken from it" in done.stderr
+    assert not (tmp_path / "artifacts" / manifest.PARTIAL).exists()
+    for name in ("calibration.cache", "model.int8.onnx", "ranges.json", "histograms.npz"):
+        assert (tmp_path / "artifacts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+
+def test_auto_says_what_it_measured(tmp_path: Path) -> None:
+    path = deployment(tmp_path, str(DATA / "images"), count=24, method="auto")
+
+    done = run("calibrate", path)
+
+    assert done.returncode == 0, done.stderr
+    ranges = json.loads((tmp_path / "artifacts" / "ranges.json").read_text())
+    method = ranges["method"]
+    assert ranges["reason"].startswith(f"{method}: agreement with FP32 on ")
+    assert all(f"{name} 0." in ranges["reason"] for name in ("entropy", "percentile", "mse", "max"))
+    assert ranges["reason"] in done.stdout
+    assert ranges["reason"] in (tmp_path / "artifacts" / "report.html").read_text()
+
+
+def test_ties_are_what_the_deployment_asks_for(tmp_path: Path, photos: Path) -> None:
+    for ties in ("dla", "none"):
+        assert run("calibrate", deployment(tmp_path, str(photos), ties=ties), "--out", tmp_path / ties).returncode == 0
+    tied, alone = (json.loads((tmp_path / ties / "ranges.json").read_text())["tensors"] for ties in ("dla", "none"))
+
+    assert any(entry["source"] == "tied" for entry in tied.values())
+    assert not any(entry["source"] == "tied" for entry in alone.values())
+    for name, entry in tied.items():
+        if entry["source"] == "tied" and entry["alone"] is not None:
+            assert entry["alone"] == pytest.approx(alone[name]["amax"]), name
+            assert entry["amax"] >= entry["alone"]
+
+
+class TestSharedWork:
+    """``observe`` and ``merge``: several machines, one calibration."""
+
+    @pytest.fixture
+    def halves(self, tmp_path: Path) -> tuple[Path, Path]:
+        for name, photos in (("a", PHOTOS[:3]), ("b", PHOTOS[3:6])):
+            (tmp_path / name).mkdir()
+            for photo in photos:
+                shutil.copy(photo, tmp_path / name)
+            path = deployment(tmp_path, name)
+            done = run("observe", path, "-o", tmp_path / f"{name}.npz")
+            assert done.returncode == 0, done.stderr
+            assert done.stdout == f"{tmp_path / name}.npz: 3 pictures\n"
+        return tmp_path / "a.npz", tmp_path / "b.npz"
+
+    def test_merged_halves_are_the_bytes_of_the_whole(self, tmp_path: Path, halves: tuple[Path, Path]) -> None:
+        path = deployment(tmp_path, ["a", "b"], count=6)
+        assert run("calibrate", path, "--out", tmp_path / "whole").returncode == 0
+
+        merged = run("merge", *reversed(halves), "-o", tmp_path / "all.npz")
+        done = run("calibrate", path, "--histograms", tmp_path / "all.npz", "--out", tmp_path / "merged")
+
+        assert merged.stdout == f"{tmp_path / 'all.npz'}: 6 pictures\n"
+        assert done.returncode == 0, done.stderr
+        for name in ("histograms.npz", "calibration.cache", "model.int8.onnx", "ranges.json"):
+            assert (tmp_path / "merged" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+        assert (tmp_path / "all.npz").read_bytes() == (tmp_path / "whole" / "histograms.npz").read_bytes()
+
+    def test_pictures_of_elsewhere_count_as_well(self, tmp_path: Path, halves: tuple[Path, Path]) -> None:
+        done = run("calibrate", deployment(tmp_path, "a"), "--histograms", halves[1])
+
+        assert done.returncode == 0, done.stderr
+        assert "6 used" in done.stdout
+        record = manifest.read(tmp_path / "artifacts")
+        assert record is not None
+        assert record.images.count == 6
+
+    def test_a_picture_does_not_count_twice(self, tmp_path: Path, halves: tuple[Path, Path]) -> None:
+        line = failure(run("merge", halves[0], halves[0], "-o", tmp_path / "all.npz"), 65)
+
+        assert "3 pictures are in both" in line
+        assert not (tmp_path / "all.npz").exists()
+
+    def test_another_preprocessing_is_named(self, tmp_path: Path, halves: tuple[Path, Path]) -> None:
+        path = deployment(tmp_path, "b")
+        path.write_text(path.read_text().replace("divide_by: 1", "divide_by: 255"))
+
+        line = failure(run("calibrate", path, "--histograms", halves[0]), 65)
+
+        assert "a.npz" in line
+        assert "input.divide_by is 1" in line
+
+    def test_observing_more_goes_on_with_the_file(self, tmp_path: Path, halves: tuple[Path, Path]) -> None:
+        done = run("observe", deployment(tmp_path, ["a", "b"], count=6), "-o", halves[0], "-v")
+
+        assert done.returncode == 0, done.stderr
+        assert "a.npz: 3 pictures are taken from it" in done.stderr
+        assert observation.load(halves[0]).images == 6
+
+    def test_a_file_that_is_none(self, tmp_path: Path, halves: tuple[Path, Path]) -> None:
+        (tmp_path / "x.npz").write_text("hello")
+
+        assert "x.npz" in failure(run("merge", halves[0], tmp_path / "x.npz", "-o", tmp_path / "all.npz"), 65)
+        assert "y.npz" in failure(run("merge", halves[0], tmp_path / "y.npz", "-o", tmp_path / "all.npz"), 65)
+
+    def test_one_file_cannot_be_merged(self, tmp_path: Path) -> None:
+        assert run("merge", tmp_path / "a.npz", "-o", tmp_path / "b.npz").returncode == 2
+
+
+class TestMemory:
+    def test_ranges_do_not_depend_on_it(self, tmp_path: Path, photos: Path) -> None:
+        path = deployment(tmp_path, str(photos))
+        for out, memory in (("a", "4G"), ("b", "400M")):
+            done = run("calibrate", path, "--memory", memory, "--out", tmp_path / out)
+            assert done.returncode == 0, done.stderr
+
+        assert (tmp_path / "a" / "histograms.npz").read_bytes() == (tmp_path / "b" / "histograms.npz").read_bytes()
+
+    def test_too_little_says_how_much_it_takes(self, tmp_path: Path, photos: Path) -> None:
+        line = failure(run("calibrate", deployment(tmp_path, str(photos)), "--memory", "20M"), 69)
+
+        assert "MB" in line
+        assert not (tmp_path / "artifacts").exists()
+
+    def test_what_is_no_amount(self, tmp_path: Path, photos: Path) -> None:
+        done = run("calibrate", deployment(tmp_path, str(photos)), "--memory", "much")
+
+        assert done.returncode == 2
+        assert "'much' is no amount of memory; expected one such as 800M or 2G" in done.stderr
+
+
+class TestCacheCheck:
+    def test_a_cache_that_belongs(self, calibrated: Path) -> None:
+        done = run("cache", "check", calibrated.parent / "line3.yaml")
+
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.endswith("calibration.cache: belongs to yolox, for TensorRT 10.3.0\n")
+
+    def test_another_tensorrt(self, calibrated: Path) -> None:
+        line = failure(run("cache", "check", calibrated.parent / "line3.yaml", "--tensorrt", "8.5.2"), 65)
+
+        assert "TensorRT is 8.5.2 but the cache is for 10.3.0" in line
+
+    def test_another_preprocessing(self, calibrated: Path, tmp_path: Path) -> None:
+        path = tmp_path / "other.yaml"
+        text = (calibrated.parent / "line3.yaml").read_text()
+        path.write_text(text.replace("artifacts: artifacts", f"artifacts: {calibrated}").replace("bgr", "rgb"))
+
+        assert "input.color is rgb but was bgr" in failure(run("cache", "check", path), 65)
+
+    def test_a_cache_of_unknown_origin(self, tmp_path: Path, photos: Path) -> None:
+        path = deployment(tmp_path, str(photos))
+        (tmp_path / "artifacts").mkdir()
+        (tmp_path / "artifacts" / "calibration.cache").write_text("TRT-100300-EntropyCalibration2\n")
+
+        assert "calibration.json: no such file" in failure(run("cache", "check", path), 65)
+
+    def test_a_version_that_is_none(self, calibrated: Path) -> None:
+        done = run("cache", "check", calibrated.parent / "line3.yaml", "--tensorrt", "new")
+
+        assert done.returncode == 2
+        assert "is no TensorRT version" in done.stderr
 
 
 class TestEvaluate:

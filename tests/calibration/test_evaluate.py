@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import re
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -176,6 +179,35 @@ class TestAgreement:
         result = compare([found(0.9, mask=mask)], [])
 
         assert (result.mask_pixels, result.mask_pixels_different, result.masks_matched) == (1200, 200, 0)
+
+    def test_iou_of_all_masks_is_over_all_pictures(self) -> None:
+        """A union of 200 pixels that differ in 50, and one of 100 that differ in all: 150 of 300."""
+        whole = Mask(np.ones((10, 20), np.bool_), (0, 0), (40, 30))
+        part = Mask(np.ones((10, 15), np.bool_), (0, 0), (40, 30))
+        small = Mask(np.ones((10, 10), np.bool_), (20, 5), (40, 30))
+
+        near, lost = (
+            compare([found(0.9, mask=whole)], [found(0.9, mask=part)]),
+            compare([found(0.9, mask=small)], []),
+        )
+
+        assert (near.mask_union, lost.mask_union) == (200, 100)
+        assert (near.mask_iou, lost.mask_iou) == (0.75, 0.0)
+        assert (near + lost).mask_iou == pytest.approx(0.5)
+        assert (near + lost).to_json()["mask_iou_of_all"] == pytest.approx(0.5)
+
+    def test_masks_of_objects_below_the_threshold_do_not_count(self) -> None:
+        mask = Mask(np.ones((10, 20), np.bool_), (0, 0), (40, 30))
+
+        assert compare([found(0.9, mask=mask)], [found(0.9, mask=mask), found(0.1, mask=mask)]).mask_iou == 1.0
+        assert compare([found(0.1, mask=mask)], []).mask_iou is None
+
+    def test_without_masks_their_iou_is_unknown(self) -> None:
+        result = compare([found(0.9)], [found(0.9)])
+
+        assert result.mask_iou is None
+        assert "mask_iou_of_all" not in result.to_json()
+        assert compare([], []).mask_iou is None
 
     def test_agreements_of_pictures_add_up(self) -> None:
         good = compare([found(0.9)], [found(0.8)])
@@ -622,6 +654,35 @@ class TestEvaluate:
         assert [(check.found, check.exceeded) for check in result.limits] == [(None, True)]
         assert result.warnings[0].startswith("FP32 finds no object clear of the score threshold")
 
+    @pytest.mark.parametrize(("limit", "exceeded"), [(0.9, False), (0.92, True)])
+    def test_limit_for_masks_is_over_all_pictures(
+        self, pictures: images.ImageSet, limit: float, exceeded: bool, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Of 64 x 64, FP32 has half in a mask on each of three pictures, INT8 three quarters of that on the third."""
+        section = segmentation(limits=config.Limits(mask_iou=limit))
+
+        result = evaluate(section, pictures, open_pipeline=segmenters)
+        console.show_evaluation(result)
+
+        (check,) = result.limits
+        iou = 1 - 512 / (3 * 2048)
+        assert (check.name, check.limit, check.exceeded) == ("mask_iou", limit, exceeded)
+        assert check.found == result.agreement.mask_iou == pytest.approx(iou)
+        assert result.to_json()["agreement"]["mask_iou_of_all"] == pytest.approx(iou)
+        assert f"IoU of all masks together      {iou:.4f}" in capsys.readouterr().out
+
+    def test_limit_for_masks_of_a_detector_has_nothing_to_measure(
+        self, tmp_path: Path, pictures: images.ImageSet
+    ) -> None:
+        limited = model(tmp_path, limits=config.Limits(agreement=0.1, mask_iou=0.1))
+
+        result = evaluate(limited, pictures, open_pipeline=Opener(FP32, INT8))
+
+        assert [(check.name, check.found, check.exceeded) for check in result.limits] == [
+            ("agreement", 0.5, False),
+            ("mask_iou", None, True),
+        ]
+
     def test_map_limit_without_labels_is_a_configuration_error(self, tmp_path: Path, pictures: images.ImageSet) -> None:
         limited = model(tmp_path, limits=config.Limits(map_drop=0.1))
 
@@ -724,6 +785,41 @@ def classifiers(model: config.Model, *, precision: str, path: Path | None = None
     yield Pipeline(model.name, Preprocessor(model.input, engine.inputs[0]), engine, task)
 
 
+def segmentation(*, limits: config.Limits) -> config.Model:
+    return config.Model(
+        name="defects",
+        path="defects.onnx",
+        task=config.Segmentation(labels=["scratch"], layout="map"),
+        input=config.Input(divide_by=1.0),
+        evaluation=config.Evaluation(images="pictures", limits=limits),
+    )
+
+
+@contextmanager
+def segmenters(model: config.Model, *, precision: str, path: Path | None = None) -> Iterator[Pipeline]:
+    """The upper half is a scratch on every picture, but only 24 of its 32 rows on the third in INT8."""
+    assert path is None
+    engine = TableEngine({})
+    outputs = (TensorSpec("output", (1, 1, 64, 64), np.dtype(np.float32)),)
+
+    def infer(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        third = round(float(tensors["images"].mean()) / 10) == 3
+        scores = np.zeros((1, 1, 64, 64), np.float32)
+        scores[:, :, : 24 if third and precision == "int8" else 32] = 0.9
+        return {"output": scores}
+
+    engine.infer = infer  # type: ignore[method-assign]
+    task = tasks.build(model.task, engine.inputs, outputs, source=precision)
+    yield Pipeline(model.name, Preprocessor(model.input, engine.inputs[0]), engine, task)
+
+
+class Terminal(io.StringIO):
+    """Something that is written to and watched."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 class TestShown:
     """What ``console`` makes of it where there is no terminal."""
 
@@ -756,29 +852,62 @@ class TestShown:
     def test_progress_is_a_line_for_each_tenth(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO, logger="calibration")
 
-        with console.progress("calibrating", 40) as advance:
+        with console.progress("calibrating", 40) as progress:
             for _ in range(40):
-                advance()
+                progress.advance()
 
         assert caplog.messages == [f"calibrating: {4 * step} of 40" for step in range(1, 11)]
+
+    def test_many_steps_at_once_are_one_line(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO, logger="calibration")
+
+        with console.progress("calibrating", 40) as progress:
+            for steps in (0, 17, 2, 1, 20, 0):
+                progress.advance(steps)
+
+        assert caplog.messages == ["calibrating: 17 of 40", "calibrating: 20 of 40", "calibrating: 40 of 40"]
 
     def test_few_steps_are_all_told(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO, logger="calibration")
 
-        with console.progress("calibrating", 2) as advance:
-            advance()
-            advance()
+        with console.progress("calibrating", 2) as progress:
+            progress.advance()
+            progress.advance()
 
         assert caplog.messages == ["calibrating: 1 of 2", "calibrating: 2 of 2"]
+
+    def test_what_begins_after_the_steps_is_told(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO, logger="calibration")
+
+        with console.progress("calibrating", 1) as progress:
+            progress.advance()
+            progress.begin("trying methods")
+
+        assert caplog.messages == ["calibrating: 1 of 1", "trying methods"]
 
     def test_quiet_silences_progress_but_no_warning(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.WARNING, logger="calibration")
 
-        with console.progress("calibrating", 10) as advance:
-            advance()
+        with console.progress("calibrating", 10) as progress:
+            progress.advance()
+            progress.begin("writing")
         console.warn("look here")
 
         assert caplog.messages == ["look here"]
+
+    def test_terminal_gets_a_bar(self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+        caplog.set_level(logging.INFO, logger="calibration")
+        terminal = Terminal()
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setattr(sys, "stderr", terminal)
+
+        with console.progress("calibrating", 4) as progress:
+            progress.advance(3)
+            progress.advance()
+            progress.begin("writing")
+
+        assert re.search(r"writing .*4/4", terminal.getvalue())
+        assert caplog.messages == []
 
     def test_numbers_are_flush_right_and_brackets_are_text(self, capsys: pytest.CaptureFixture[str]) -> None:
         console.table("Ranges", ("tensor", "amax"), [("a[0]", "1.5"), ("[bold]b", "127.25")])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -16,7 +15,6 @@ from hypothesis.extra import numpy as hnp
 
 from calibration import histogram, kernel
 from calibration.histogram import BINS, Histogram
-from edge.errors import DataError
 
 Kernel: TypeAlias = Callable[[np.ndarray, int, np.ndarray], kernel.Extremes]
 
@@ -124,24 +122,91 @@ def test_an_empty_array_changes_nothing() -> None:
     assert same(of(np.zeros((0, 3), np.float32)), Histogram())
 
 
-def test_files_hold_everything_and_are_reproducible(tmp_path: Path) -> None:
-    histograms = {"a": of(np.float32([1, 2])), "zero:0": of(np.zeros(3, np.float32)), "empty": Histogram()}
+def test_the_two_zeros_are_one() -> None:
+    """Of 0.0 and -0.0 Python's min() gives whichever comes first."""
+    zeros = [np.float32([0.0]), np.float32([-0.0])]
 
-    histogram.save(tmp_path / "h.npz", histograms)
-    histogram.save(tmp_path / "again.npz", histograms)
-    loaded = histogram.load(tmp_path / "h.npz")
+    results = [of(*zeros), of(*reversed(zeros))]
+
+    assert [(math.copysign(1, h.minimum), math.copysign(1, h.maximum)) for h in results] == [(1.0, 1.0)] * 2
+
+
+@given(st.lists(st.one_of(floats, st.just(np.zeros(3, np.float32))), min_size=1, max_size=6))
+def test_a_drained_histogram_counts_as_a_new_one(arrays: list[np.ndarray]) -> None:
+    """Whatever it has counted before, which it takes as a hint."""
+    total, reused = Histogram(), Histogram()
+
+    for array in arrays:
+        reused.add(array)
+        assert same(reused, of(array))
+        reused.add(array)
+        assert same(reused, of(array, array))
+        reused.drain_into(total)
+        assert same(reused, Histogram())
+
+    assert same(total, of(*(array for array in arrays for _ in range(2))))
+
+
+def test_draining_keeps_the_buffer() -> None:
+    reused, total = of(np.float32([1, 2])), Histogram()
+    buffer = reused.counts
+
+    reused.drain_into(total)
+    reused.add(np.float32([3]))
+
+    assert reused.counts is buffer
+    assert (total.total, total.amax) == (2, 2.0)
+
+
+@given(st.dictionaries(st.text(st.characters(exclude_characters="\0"), min_size=1), floats, max_size=3))
+def test_columns_hold_everything(values: dict[str, np.ndarray]) -> None:
+    histograms = {name: of(array) for name, array in values.items()}
+    histograms |= {"zero": of(np.zeros(3, np.float32)), "empty": Histogram(), "broken": of(np.float32([np.nan]))}
+
+    loaded = histogram.from_columns(histogram.to_columns(histograms))
 
     assert list(loaded) == list(histograms)
     assert all(same(loaded[name], histograms[name]) for name in histograms)
-    assert (tmp_path / "h.npz").read_bytes() == (tmp_path / "again.npz").read_bytes()
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04broken"])
-def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "h.npz").write_bytes(content)
+def test_histograms_from_columns_own_their_buffers() -> None:
+    columns = histogram.to_columns({"a": of(np.float32([1, 2]))})
 
-    with pytest.raises(DataError, match="is not a histogram file"):
-        histogram.load(tmp_path / "h.npz")
+    histogram.from_columns(columns)["a"].add(np.float32([1]))
+
+    assert columns["counts"].sum() == 2
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("names", np.array([["a", "b"]]), r"'names' has the shape \(1, 2\)"),
+        ("names", np.array([1, 2]), "'names' is of int64; expected U"),
+        ("names", np.array(["a", "a"]), "names a tensor twice"),
+        ("names", np.array(["a"]), r"'counts' has the shape \(2, 2048\); expected \(1, 2048\)"),
+        ("counts", np.zeros((2, 1024), np.int64), r"shape \(2, 1024\); expected \(2, 2048\)"),
+        ("counts", np.full((2, BINS), -1), "tensor 'a' has numbers that no histogram can have"),
+        ("exponent", np.array([2, 3], np.int32), "tensor 'b' has numbers"),
+        ("exponent", np.array([2, 2], np.int64), "'exponent' is of int64; expected i4"),
+        ("maximum", np.array([2, np.nan]), "tensor 'b' has numbers"),
+        ("maximum", np.array([2, np.inf]), "tensor 'b' has numbers"),
+        ("zeros", np.array([5, 0]), "tensor 'a' has numbers"),
+        ("nonfinite", np.array([-1, 0]), "tensor 'a' has numbers"),
+    ],
+)
+def test_columns_that_no_histograms_have_are_refused(column: str, value: np.ndarray, message: str) -> None:
+    columns = histogram.to_columns({"a": of(np.float32([0, 2])), "b": of(np.float32([0, 2]))})
+
+    with pytest.raises(ValueError, match=message):
+        histogram.from_columns(columns | {column: value})
+
+
+def test_a_missing_column_is_named() -> None:
+    columns = histogram.to_columns({"a": of(np.float32([1, 2]))})
+    del columns["zeros"]
+
+    with pytest.raises(ValueError, match="has no column 'zeros'"):
+        histogram.from_columns(columns)
 
 
 @pytest.fixture(params=["c", "numpy"])

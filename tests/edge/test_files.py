@@ -50,12 +50,23 @@ def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypa
 def test_a_set_of_files_appears_together(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "out"
 
-    with files.replacing(folder, last="manifest") as scratch:
+    with files.folder_lock(folder), files.replacing(folder, last="manifest") as scratch:
         (scratch / "model").write_text("m")
         (scratch / "manifest").write_text("x")
         assert not (folder / "model").exists()
 
     assert sorted(path.name for path in folder.iterdir()) == ["manifest", "model"]
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    stale = tmp_path / ".writing-killed"
+    stale.mkdir()
+    (stale / "model").write_text("half")
+
+    with files.replacing(tmp_path, last="model") as scratch:
+        (scratch / "model").write_text("whole")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
@@ -121,13 +132,14 @@ def test_ctrl_c_waits_until_all_files_are_moved(tmp_path: Path, monkeypatch: pyt
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
-def test_a_second_writer_is_refused(tmp_path: Path) -> None:
-    def write_again() -> None:
-        with files.replacing(tmp_path, last="a"):
+def test_a_second_holder_of_a_folder_is_refused(tmp_path: Path) -> None:
+    def hold_again() -> None:
+        with files.folder_lock(tmp_path):
             pass
 
-    with files.replacing(tmp_path, last="a"), pytest.raises(OSError, match="is being written by another process"):
-        write_again()
+    with files.folder_lock(tmp_path), pytest.raises(OSError, match="is being written by another process"):
+        hold_again()
+    hold_again()
 
 
 def test_an_unwritable_place_is_named_by_the_file_that_was_asked_for(tmp_path: Path) -> None:
@@ -137,8 +149,15 @@ def test_an_unwritable_place_is_named_by_the_file_that_was_asked_for(tmp_path: P
     assert caught.value.filename == str(tmp_path / "absent" / "a.json")
 
 
-def test_an_interrupted_set_leaves_no_folder_that_was_not_there(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), files.replacing(tmp_path / "new", last="x"):
+def test_a_lock_leaves_no_empty_folder_that_was_not_there(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), files.folder_lock(tmp_path / "new"):
         raise RuntimeError
 
     assert not (tmp_path / "new").exists()
+
+
+def test_a_lock_keeps_a_folder_that_was_filled(tmp_path: Path) -> None:
+    with files.folder_lock(tmp_path / "new"):
+        (tmp_path / "new" / "partial").touch()
+
+    assert (tmp_path / "new" / "partial").exists()
