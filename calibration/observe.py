@@ -53,8 +53,8 @@ PICTURE_BYTES = 32 * 2**20
 SESSION_BYTES = 24 * 2**20
 """Set aside for onnxruntime itself."""
 
-TOTALS = 4
-"""Histograms of each tensor beside the workers': two groups of pictures, and both once more when they are saved."""
+TOTALS = 5
+"""Histograms of each tensor beside the workers': two groups of pictures, and what saving them takes on top."""
 
 _HISTOGRAM_BYTES = BINS * np.dtype(np.int64).itemsize
 

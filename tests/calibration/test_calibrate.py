@@ -719,6 +719,6 @@ def test_weights_beside_the_model_are_part_of_its_identity(tmp_path: Path, photo
 def test_a_changed_method_is_told_until_it_is_calibrated_again(tmp_path: Path, photos: Path) -> None:
     path = deployment(tmp_path, str(photos))
     assert run("calibrate", path).returncode == 0
-    path.write_text(path.read_text().replace("method: max", "method: entropy"))
+    path.write_text(path.read_text().replace("method: auto", "method: entropy"))
 
     assert "calibration.method has changed since the calibration" in run("check", path).stdout
