@@ -41,7 +41,7 @@ _MEMORY = click.option(
     "--memory",
     type=_size,
     metavar="SIZE",
-    help="The most that observing may take, such as 800M or 2G; default: half of what is free.",
+    help="The most that the process may take while it observes, such as 2G; default: half of what is free.",
 )
 _HISTOGRAMS = click.option(
     "--histograms",
