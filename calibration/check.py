@@ -64,13 +64,30 @@ def _check_pictures(model: config.Model) -> list[str]:
         section = model.calibration
         found = images.collect(section.images, count=section.count, seed=section.seed)
         used = frozenset(file.sha256 for file in found.used)
-        facts += _described(found, "calibration")
+        facts += _described(found, "calibration") + _moved(model, used)
     if model.evaluation is not None:
         facts += _described(images.collect(model.evaluation.images, exclude=used), "evaluation")
         labels = model.evaluation.labels
         if labels is not None and not Path(labels).is_file():
             raise DataError(f"evaluation.labels: {labels}: no such file")
     return facts
+
+
+def _moved(model: config.Model, used: frozenset[str]) -> list[str]:
+    """How the pictures differ from those of the last calibration."""
+    try:
+        record = manifest.read(model.artifacts_dir)
+    except EdgeError:
+        return []  # a damaged one is told of by _check_artifacts
+    if record is None:
+        return []
+    before = frozenset(record.images.sha256)
+    new, gone = len(used - before), len(before - used)
+    if not new and not gone:
+        return []
+    return [
+        f"{new} of the {len(used)} pictures are new since the calibration, {gone} of its {len(before)} are not used now"
+    ]
 
 
 def _described(found: images.ImageSet, purpose: str) -> list[str]:

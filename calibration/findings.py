@@ -44,9 +44,13 @@ class Finding:
 
 def of(histograms: Mapping[str, Histogram], ranges: Ranges) -> list[Finding]:
     """Everything worth telling, the grave first."""
-    never = [name for name, histogram in histograms.items() if histogram.exponent is None]
     found = [
-        Finding("zero", "zero on every picture; a branch that never wakes, or pictures that never wake it", (), True),
+        Finding(
+            "zero",
+            "zero on every picture; a branch that never wakes, or pictures that never wake it",
+            (),
+            True,
+        ),
         Finding("constant", "of one value on every picture", (), True),
         Finding(
             "outliers",
@@ -59,7 +63,7 @@ def of(histograms: Mapping[str, Histogram], ranges: Ranges) -> list[Finding]:
         Finding("fp16", "of layers that TensorRT has no INT8 form of", (), False),
     ]
     tensors = {
-        "zero": never,
+        "zero": [n for n, entry in ranges.tensors.items() if entry.source == "zero"],
         "constant": [n for n, h in histograms.items() if h.exponent is not None and h.minimum == h.maximum],
         "outliers": _by_size({name: _outlier_ratio(histogram) for name, histogram in histograms.items()}),
         "tied": [name for name, _ in rules.costs(ranges)],

@@ -52,9 +52,9 @@ class Range(Struct, frozen=True, kw_only=True):
     source: Literal["measured", "zero", "bounded", "same", "tied"]
     """measured: by the method, from the tensor's own histogram.
 
-    zero: the tensor was zero on every picture, and amax is ``ZERO_AMAX``. bounded: the operator that computes it bounds
-    its values. same: a tensor that holds the same values has this range. tied: it shares one range with other tensors,
-    because the hardware wants that.
+    zero: the tensor was zero on every picture, or too small for a float32 scale, and amax is ``ZERO_AMAX``. bounded:
+    the operator that computes it bounds its values. same: a tensor that holds the same values has this range. tied: it
+    shares one range with other tensors, because the hardware wants that.
     """
     of: str | None = None
     """The tensor, or the tensors with commas between, that the range comes from; None: the tensor itself."""

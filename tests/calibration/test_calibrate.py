@@ -536,6 +536,18 @@ class TestCheck:
         errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
         assert len(errors) == 3, done.stderr
 
+    def test_other_pictures_than_those_of_the_calibration(self, tmp_path: Path, photos: Path) -> None:
+        path = deployment(tmp_path, str(photos))
+        assert run("calibrate", path).returncode == 0
+        assert "since the calibration" not in run("check", path).stdout
+        (photos / PHOTOS[0].name).unlink()
+        for photo in PHOTOS[3:5]:
+            shutil.copy(photo, photos)
+
+        done = run("check", deployment(tmp_path, str(photos), count=10))
+
+        assert "2 of the 4 pictures are new since the calibration, 1 of its 3 are not used now" in done.stdout
+
     def test_as_json(self, tmp_path: Path, photos: Path) -> None:
         done = run("check", deployment(tmp_path, str(photos)), "--json")
 
