@@ -62,8 +62,11 @@ def of(histograms: Mapping[str, Histogram], ranges: Ranges) -> list[Finding]:
         Finding("missing", "without a range, so that TensorRT runs their layers in floating point", (), True),
         Finding("fp16", "of layers that TensorRT has no INT8 form of", (), False),
     ]
+    # One that is tied to others has their range, and one that is too small for a scale is as good as zero.
+    low = {name for name, entry in ranges.tensors.items() if entry.source == "zero"}
+    never = [name for name, histogram in histograms.items() if histogram.exponent is None or name in low]
     tensors = {
-        "zero": [n for n, entry in ranges.tensors.items() if entry.source == "zero"],
+        "zero": never,
         "constant": [n for n, h in histograms.items() if h.exponent is not None and h.minimum == h.maximum],
         "outliers": _by_size({name: _outlier_ratio(histogram) for name, histogram in histograms.items()}),
         "tied": [name for name, _ in rules.costs(ranges)],
