@@ -252,18 +252,16 @@ def _least_divergence(counts: NDArray[np.float64]) -> int:
     candidates, edges = (table[first - LEVELS : len(counts) - LEVELS + 1] for table in _level_edges())
     with np.errstate(divide="ignore", invalid="ignore"):
         plogp = np.where(counts > 0, counts * np.log(counts), 0.0)
-        filled = np.concatenate(([0], np.cumsum(counts > 0)))
         entropy_sum = np.concatenate(([0.0], np.cumsum(plogp)))
         level_mass = np.diff(mass[edges], axis=1)
-        level_filled = np.diff(filled[edges], axis=1)
+        filled = edges if counts.all() else np.concatenate(([0], np.cumsum(counts > 0)))[edges]
+        log_q = np.log(level_mass / np.diff(filled, axis=1))
         beyond = total - mass[candidates]
         last = counts[candidates - 1] + beyond
-        reference = level_mass.copy()
-        reference[:, -1] += beyond
-        q = np.where(level_filled > 0, level_mass / level_filled, 0.0)
         # sum p log p over the kept bins, the last of which holds what lies beyond
         self_entropy = entropy_sum[candidates] - plogp[candidates - 1] + np.where(last > 0, last * np.log(last), 0.0)
-        cross = np.where(reference > 0, reference * np.log(q), 0.0).sum(axis=1)
+        cross = np.where(level_mass > 0, level_mass * log_q, 0.0).sum(axis=1)
+        cross += np.where(beyond > 0, beyond * log_q[:, -1], 0.0)
         divergence = (self_entropy - cross) / total - np.log(total) + np.log(mass[candidates])
     # P has mass in the last bin where Q has none
     divergence[(counts[candidates - 1] == 0) & (beyond > 0)] = np.inf
