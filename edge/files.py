@@ -69,7 +69,13 @@ def replacing(folder: Path, *, last: str) -> Iterator[Path]:
     for stale in folder.glob(f"{_SCRATCH}*"):  # of a process that was killed: the lock is the caller's
         shutil.rmtree(stale)
     with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=folder) as scratch:
-        yield Path(scratch)
+        try:
+            yield Path(scratch)
+        except OSError as error:
+            if error.filename is not None or error.errno is None:
+                raise
+            # A full disk does not say where it is.
+            raise type(error)(error.errno, error.strerror, str(folder)) from error
         paths = sorted(Path(scratch).iterdir(), key=lambda path: (path.name == last, path.name))
         for path in paths:
             _refuse_folder(folder / path.name)
@@ -127,6 +133,9 @@ def write(path: Path, data: bytes) -> None:
         os.umask(umask)
         scratch.chmod(0o666 & ~umask)
         scratch.replace(path)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise type(error)(error.errno, error.strerror, str(path)) from error
     except BaseException:
         scratch.unlink(missing_ok=True)
         raise

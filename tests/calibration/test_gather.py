@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import random
+import resource
 import signal
 import subprocess
 import sys
@@ -17,9 +20,11 @@ import pytest
 
 from calibration import images, observation
 from calibration.gather import Gathered, gather, identity_of, pause_s
+from calibration.histogram import Histogram
 from calibration.images import ImageSet
+from calibration.observation import Observation
 from edge import config
-from edge.errors import DataError, ModelError
+from edge.errors import DataError, DeviceError, ModelError
 from edge.types import TensorSpec
 
 COUNT = 10
@@ -70,8 +75,8 @@ def observe(
 ) -> tuple[Gathered, list[int]]:
     """What was gathered, and the numbers that on_image was called with."""
     told: list[int] = []
-    options = {"workers": 2, "on_image": told.append, **options}
-    return gather(model, SPEC, chosen, earlier=earlier, partial=partial, memory=None, **options), told
+    options = {"memory": None, "workers": 2, "on_image": told.append, **options}
+    return gather(model, SPEC, chosen, earlier=earlier, partial=partial, **options), told
 
 
 def content(found: Gathered, path: Path) -> bytes:
@@ -115,6 +120,18 @@ def test_the_number_of_workers_leaves_no_trace(
     model: config.Model, folder: Path, partial: Path, whole: bytes, tmp_path: Path, workers: int
 ) -> None:
     found, _ = observe(model, some(folder), partial, workers=workers)
+
+    assert content(found, tmp_path / "h.npz") == whole
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_order_of_the_pictures_leaves_no_trace(
+    model: config.Model, folder: Path, partial: Path, whole: bytes, tmp_path: Path, seed: int
+) -> None:
+    chosen = some(folder)
+    shuffled = random.Random(seed).sample(chosen.used, COUNT)  # noqa: S311
+
+    found, _ = observe(model, dataclasses.replace(chosen, used=tuple(shuffled)), partial)
 
     assert content(found, tmp_path / "h.npz") == whole
 
@@ -194,6 +211,125 @@ def test_a_nan_names_its_picture(folder: Path, partial: Path, build_model: Calla
         observe(model, some(folder), partial)
 
     assert not partial.exists()
+
+
+def test_what_was_observed_before_a_nan_is_kept(
+    folder: Path, partial: Path, build_model: Callable[..., ir.Model]
+) -> None:
+    from onnx import helper
+
+    path = partial.with_name("log.onnx")
+    ir.save(build_model([helper.make_node("Log", ["images"], ["out"])], {}), path)
+    model = config.Model(name="m", path=str(path), task=config.Classification())
+    for number in range(COUNT):
+        level = 0 if number == 3 else 9 + number
+        assert cv2.imwrite(str(folder / f"{number}.png"), np.full((16, 16, 3), level, np.uint8))
+
+    with pytest.raises(ModelError, match=rf"tensor 'out' has 192 NaN or infinite values on {folder}/3\.png"):
+        observe(model, some(folder), partial, workers=1)
+    kept = observation.load(partial)
+    (folder / "3.png").unlink()
+    found, told = observe(model, some(folder), partial)
+
+    assert kept.sha256 == {file.sha256 for file in some(folder, 0, 1, 2).used}
+    assert kept.merged()["out"].nonfinite == 0
+    assert told == [3, *[1] * (COUNT - 4)]
+    assert found.observation.images == COUNT - 1
+
+
+def test_too_little_memory_is_told_before_anything_is_lost(
+    model: config.Model, folder: Path, partial: Path, whole: bytes, tmp_path: Path
+) -> None:
+    with pytest.raises(RuntimeError):
+        observe(model, some(folder), partial, on_image=Stop(4, RuntimeError()))
+    before = partial.read_bytes()
+
+    with pytest.raises(DeviceError, match=r"allowed: 1 MB"):
+        observe(model, some(folder), partial, memory=1_000_000)
+    kept = partial.read_bytes()
+    found, told = observe(model, some(folder), partial)
+
+    assert kept == before
+    assert told == [4, *[1] * (COUNT - 4)]
+    assert content(found, tmp_path / "h.npz") == whole
+
+
+def test_a_picture_that_is_counted_by_half_is_not_saved(
+    model: config.Model, folder: Path, partial: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drained: list[str] = []
+
+    def drain_into(histogram: Histogram, total: Histogram) -> None:
+        drained.append("one more")
+        if len(drained) == 4 * tensors + 3:
+            raise MemoryError
+        drain(histogram, total)
+
+    drain = Histogram.drain_into
+    tensors = len(observe(model, some(folder), partial.with_name("p.npz"))[0].observation.tensors)
+    monkeypatch.setattr(Histogram, "drain_into", drain_into)
+    with pytest.raises(MemoryError):
+        observe(model, some(folder), partial, clock=lambda: 2.0 * (len(drained) // tensors))
+    found, told = observe(model, some(folder), partial)
+
+    assert told == [3, *[1] * (COUNT - 3)]  # as at the checkpoint after 6 s; the fourth picture is lost
+    assert content(found, partial.with_name("h.npz")) == whole
+
+
+class TestFullDisk:
+    """No file may grow after the fourth picture."""
+
+    @pytest.fixture
+    def failure(self, model: config.Model, folder: Path, partial: Path) -> OSError:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+        def fill(_: int) -> None:
+            if observation.load(partial).images == 4:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+
+        try:
+            with pytest.raises(OSError, match="too large") as caught:
+                observe(model, some(folder), partial, on_image=fill, clock=Clock())
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        return caught.value
+
+    @pytest.mark.usefixtures("failure")
+    def test_the_earlier_checkpoint_stays(
+        self,
+        model: config.Model,
+        folder: Path,
+        partial: Path,
+        whole: bytes,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        assert (
+            f"{partial}: what was observed since the last checkpoint is lost" in caplog.get_records("setup")[-1].message
+        )
+        assert not list(partial.parent.glob(f".{partial.name}-*"))
+
+        found, told = observe(model, some(folder), partial)
+
+        assert told == [4, *[1] * (COUNT - 4)]
+        assert content(found, partial.with_name("h.npz")) == whole
+
+    def test_the_error_names_the_partial_file(self, failure: OSError, partial: Path) -> None:
+        assert failure.filename == str(partial)
+
+
+@pytest.mark.parametrize("name", [".partial.npz", "[a-z]*.npz"])
+def test_what_killed_runs_left_of_this_file_is_removed(
+    model: config.Model, folder: Path, tmp_path: Path, name: str
+) -> None:
+    mine = tmp_path / f".{name}-x7"
+    others = [tmp_path / ".other.npz-x7", tmp_path / ".a.npz-x7", tmp_path / f"{name}-x7"]
+    for path in (mine, *others):
+        path.write_text("half")
+
+    observe(model, some(folder, 1), tmp_path / name)
+
+    assert not mine.exists()
+    assert all(path.exists() for path in others)
 
 
 KILLED = """
@@ -298,6 +434,19 @@ def test_a_short_run_is_written_once(model: config.Model, folder: Path, partial:
     assert observation.load(partial).images == COUNT
 
 
+def test_a_checkpoint_is_written_when_it_is_due(model: config.Model, folder: Path, partial: Path) -> None:
+    done: list[int] = []
+    held: list[int] = []
+
+    def on_image(_: int) -> None:
+        done.append(1)
+        held.append(observation.load(partial).images if partial.exists() else 0)
+
+    observe(model, some(folder), partial, on_image=on_image, clock=lambda: 2.0 * len(done))
+
+    assert held == [0, 0, 0, 4, 4, 4, 7, 7, 7, 10]  # every 5 s at the earliest
+
+
 def test_checkpoints_take_a_twentieth_of_the_time_but_come_twice_a_minute() -> None:
     assert pause_s(0.001) == 5
     assert pause_s(1) == pytest.approx(19)
@@ -378,14 +527,37 @@ class TestEarlierFiles:
         assert f"{earlier}: not used: input.divide_by is 255.0 there and 1.0 here" in caplog.text
 
     def test_another_model_is_not_mixed_in(
-        self, model: config.Model, folder: Path, partial: Path, earlier: Path, residual_model: ir.Model
+        self,
+        model: config.Model,
+        folder: Path,
+        partial: Path,
+        earlier: Path,
+        residual_model: ir.Model,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         residual_model.graph.initializers["b_head"].const_value = ir.tensor(np.ones(5, np.float32), name="b_head")
         ir.save(residual_model, model.path)
 
-        found, _ = observe(model, some(folder), partial, earlier=(earlier,))
+        with caplog.at_level(logging.INFO):
+            found, _ = observe(model, some(folder), partial, earlier=(earlier,))
 
         assert found.reused == 0
+        assert f"{earlier}: not used: model_sha256 is " in caplog.text
+
+    def test_other_tensors_of_the_same_model_are_not_mixed_in(
+        self, model: config.Model, folder: Path, partial: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        older = Observation.empty(identity_of(model, SPEC), ["images", "stem"])
+        sha256 = some(folder, 1).used[0].sha256
+        older.group(sha256).sha256.add(sha256)
+        observation.save(partial, older)
+
+        found, told = observe(model, some(folder), partial)
+
+        assert (found.reused, told) == (0, [1] * COUNT)
+        assert caplog.messages == [
+            f"{partial}: not used: it was written by another version, which observed other tensors"
+        ]
 
     def test_a_foreign_or_damaged_partial_file_is_named_and_replaced(
         self, model: config.Model, folder: Path, partial: Path, whole: bytes, caplog: pytest.LogCaptureFixture

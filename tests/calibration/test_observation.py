@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 import zipfile
 from collections.abc import Iterable
@@ -51,10 +52,10 @@ def content(path: Path, one: Observation) -> bytes:
     return path.read_bytes()
 
 
-def test_about_a_quarter_of_the_pictures_is_held_out() -> None:
+def test_one_picture_in_so_many_is_held_out() -> None:
     held = sum(observation.group_of(picture(number)) == "held" for number in range(2000))
 
-    assert 450 < held < 550
+    assert held == pytest.approx(2000 / observation.HELD_SHARE, rel=0.1)
 
 
 def test_the_group_of_a_picture_never_changes() -> None:
@@ -93,6 +94,48 @@ def test_files_that_cannot_be_merged_are_named(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match=r"a\.npz \+ .*b\.npz and .*c\.npz cannot be added up: 1 picture"):
         observation.merge_files(parts)
+
+
+def test_files_merge_to_the_same_bytes_in_any_order_and_stay_as_they_are(tmp_path: Path) -> None:
+    parts = [tmp_path / f"{letter}.npz" for letter in "abc"]
+    for start, path in enumerate(parts):
+        observation.save(path, observed(range(start, 12, 3)))
+    before = [path.read_bytes() for path in parts]
+
+    merged = {content(tmp_path / "x", observation.merge_files(order)) for order in itertools.permutations(parts)}
+    observation.save(tmp_path / "ab", observation.merge_files(parts[:2]))
+    merged.add(content(tmp_path / "x", observation.merge_files([parts[2], tmp_path / "ab"])))
+
+    assert merged == {content(tmp_path / "y", observed(range(12)))}
+    assert [path.read_bytes() for path in parts] == before
+
+
+def test_files_of_another_pre_processing_are_named_with_what_differs(tmp_path: Path) -> None:
+    a, b = tmp_path / "a.npz", tmp_path / "b.npz"
+    observation.save(a, observed([1]))
+    observation.save(b, observed([2], identity=msgspec.structs.replace(IDENTITY, input=config.Input(divide_by=1.0))))
+
+    with pytest.raises(DataError) as caught:
+        observation.merge_files([a, b])
+
+    assert str(caught.value) == f"{a} and {b} cannot be added up: input.divide_by is 255.0 in {a} and 1.0 in {b}"
+
+
+@pytest.mark.parametrize("place", [0, 2])
+@pytest.mark.parametrize("damage", ["absent", "cut off"])
+def test_one_bad_file_of_several_is_named(tmp_path: Path, place: int, damage: str) -> None:
+    parts = [tmp_path / f"{letter}.npz" for letter in "abc"]
+    for number, path in enumerate(parts):
+        observation.save(path, observed([number]))
+    if damage == "absent":
+        parts[place].unlink()
+    else:
+        parts[place].write_bytes(parts[place].read_bytes()[:-10])
+
+    with pytest.raises(DataError) as caught:
+        observation.merge_files(parts)
+
+    assert str(caught.value).startswith(f"{parts[place]}: ")
 
 
 def test_merging_leaves_its_sources_alone(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import stat
@@ -83,6 +84,17 @@ def test_an_interrupted_set_leaves_the_old_files(tmp_path: Path, error: type[Bas
 
     assert (tmp_path / "model").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_an_error_that_names_nothing_names_the_folder(tmp_path: Path) -> None:
+    def fill() -> None:
+        with files.replacing(tmp_path, last="a"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        fill()
+
+    assert caught.value.filename == str(tmp_path)
 
 
 def test_a_file_that_cannot_be_replaced_leaves_every_other_as_it_was(tmp_path: Path) -> None:
