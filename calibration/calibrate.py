@@ -7,6 +7,7 @@ and the next one goes on from the picture where it stopped.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import logging
 import math
@@ -293,7 +294,12 @@ def _choose(
             tensors=observed.tensors,
             views=views,
         )
-    return choose.choose(trial, observed.fit.histograms, complete, images=len(observed.fit.sha256), held=count)
+    choice = choose.choose(trial, observed.fit.histograms, complete, images=len(observed.fit.sha256), held=count)
+    elsewhere = len(observed.held.sha256) - len(at_hand)
+    if elsewhere:
+        reason = f"{choice.reason} ({elsewhere} more are held out, but not at hand)"
+        choice = dataclasses.replace(choice, reason=reason)
+    return choice
 
 
 def _views(image: Image, number: int) -> list[Image]:

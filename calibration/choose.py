@@ -172,7 +172,7 @@ def _reason(
         numbers = ", ".join(f"{method} {1.0 if share is None else share:.3f}" for method, share in shares.items())
         text = f"{best}: agreement with FP32 on {held} held-out pictures: {numbers}"
         if any((shares[method] or 0.0) > (shares[best] or 0.0) for method in ranked):
-            text += f"; what is ahead of {best} is so by less than the noise, and its outputs have the larger error"
+            text += "; what others agree more is within the noise, and its outputs have the least error"
     if others:
         text += f". {len(others)} {'tensor does' if len(others) == 1 else 'tensors do'} better with {second}"
     return text

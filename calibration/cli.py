@@ -105,8 +105,8 @@ def calibrate(
       calibration.json   what all this was made from and for
       report.html        the same for people
 
-    Pictures that histograms.npz has already are not run again. After Ctrl-C, or a kill, the same command goes on where
-    it stopped.
+    After Ctrl-C, or a kill, the same command goes on where it stopped. Pictures that histograms.npz has already are not
+    run again, if all of its pictures still are in the set: add some, and only those are run.
 
     \b
     Example:
@@ -157,7 +157,8 @@ def observe(
 ) -> None:
     """Run the FP32 model on pictures and keep the histograms, for another machine to calibrate with.
 
-    A file that is there already is gone on with: only pictures that it does not have are run.
+    A file that is there already is gone on with: only pictures that it does not have are run. Without --count it is the
+    deployment's count of pictures.
 
     \b
     Example:

@@ -116,7 +116,7 @@ class Observer:
         self._slots = plan.slots
         self._sessions = _loaded(plan)
         logger.info(
-            "%d tensors are observed in %d segments by %d workers with %s each; about %s of memory at most",
+            "%d tensors are observed in %d segments, %d pictures at a time with %s each; about %s of memory at most",
             len(self.names),
             self.layout.segments,
             self.layout.workers,
@@ -541,4 +541,4 @@ def _bind_input(binding: Any, name: str, array: NDArray[Any]) -> None:
 
 
 def _mb(size: int) -> str:
-    return f"{size / 1e6:.0f} MB"
+    return f"{size / 2**20:.0f} MiB"

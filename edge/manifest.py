@@ -182,10 +182,7 @@ def cache_to_use(model: config.Model, tensorrt: str) -> Path:
         raise ModelError(f"{missing}: no such file; without it nobody knows what a cache is for: calibrate again")
     differences = _differences(model, source, path, manifest)
     if _version(tensorrt) != _version(manifest.tensorrt):
-        differences.append(
-            f"TensorRT is {tensorrt} but the cache is for {manifest.tensorrt} (edge-calibrate cache write makes one"
-            " for another version)"
-        )
+        differences.append(f"TensorRT is {tensorrt} but the cache is for {manifest.tensorrt}")
     if differences:
         raise ModelError(f"{path}: does not belong to this deployment: {'; '.join(differences)}; calibrate again")
     return path

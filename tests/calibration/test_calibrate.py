@@ -400,7 +400,7 @@ class TestMemory:
     def test_too_little_says_how_much_it_takes(self, tmp_path: Path, photos: Path) -> None:
         line = failure(run("calibrate", deployment(tmp_path, str(photos)), "--memory", "20M"), 69)
 
-        assert "MB" in line
+        assert "allowed: 20 MiB" in line
         assert not (tmp_path / "artifacts").exists()
 
     def test_what_is_no_amount(self, tmp_path: Path, photos: Path) -> None:

@@ -270,7 +270,7 @@ class TestMethod:
         result = ranked(**outcomes)
 
         assert result.method == "max"
-        assert "what is ahead of max is so by less than the noise" in result.reason
+        assert "what others agree more is within the noise" in result.reason
 
     def test_methods_that_are_equal_in_everything_go_by_a_fixed_order(self) -> None:
         assert ranked(**{m: flat(0.9, 0.1) for m in METHODS}).method == "mse"

@@ -244,7 +244,7 @@ def test_too_little_memory_is_told_before_anything_is_lost(
         observe(model, some(folder), partial, on_image=Stop(4, RuntimeError()))
     before = partial.read_bytes()
 
-    with pytest.raises(DeviceError, match=r"allowed: 1 MB"):
+    with pytest.raises(DeviceError, match=r"allowed: 1 MiB"):
         observe(model, some(folder), partial, memory=1_000_000)
     kept = partial.read_bytes()
     found, told = observe(model, some(folder), partial)

@@ -418,7 +418,7 @@ def test_a_model_that_cannot_be_loaded_is_refused(build_model: Callable[..., ir.
 
 
 def test_too_little_memory_says_how_much_is_needed(residual_model: ir.Model) -> None:
-    with pytest.raises(DeviceError, match=r"at least \d+ MB are needed, \d+ MB of which are in use.* allowed: 50 MB"):
+    with pytest.raises(DeviceError, match=r"at least \d+ MiB are needed, \d+ MiB of which are.* allowed: 48 MiB"):
         observe.Observer(residual_model, memory=50_000_000)
 
 
