@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Choice", "choose"]
 
 FALLBACK = "mse"
-"""Where nothing can be measured: of four models it was the best on three and second on one, on held-out pictures."""
+"""Where nothing can be measured: the closest on four of the five models of docs/decisions/0008-auto.md."""
 
 FEWEST_HELD = 4
 """With fewer held-out pictures a difference between methods says nothing."""
