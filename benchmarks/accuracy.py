@@ -5,6 +5,8 @@ through the same Q/DQ placement, the same layers in floating point and the same 
 the ranges alone. A layer whose tensor a peer gives no range stays in floating point, which favours the peer. "placed by
 ModelOpt" is the Q/DQ model that ModelOpt itself writes, told to leave the same layers alone.
 
+Ours ties ranges as the DLA wants them, which no peer does; "no ties" is the same without.
+
 A classifier is evaluated on six crops of each picture, since a single changed answer of 48 would be two percent.
 """
 
@@ -129,10 +131,11 @@ def _rows(
         return {**found, **_scores(evaluate(plain, held_out, labels=labels, int8_path=int8))}
 
     if "ours" in options.tools:
-        for method in OURS:
-            section = msgspec.structs.replace(model.calibration, method=method)
+        for method, ties in [*((method, "dla") for method in OURS), ("auto", "none")]:
+            section = msgspec.structs.replace(model.calibration, method=method, ties=ties)
             done = calibrate(msgspec.structs.replace(model, calibration=section), used, place / "ours")
             name = f"ours {method}" if done.choice is None else f"ours auto ({done.choice.method})"
+            name += ", no ties" if ties == "none" else ""
             reason = done.choice.reason if done.choice is not None else ""
             yield score(
                 place / "ours" / manifest.INT8_MODEL, ranges=name, layers=len(done.placement.layers), why=reason

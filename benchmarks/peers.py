@@ -94,6 +94,7 @@ def minmax(job: Job) -> None:
 
 def ort(job: Job, *, single: bool = False) -> None:
     """Run the calibrator of onnxruntime by its defaults: one ``collect_data`` over all pictures, or one for each."""
+    import numpy as np
     from onnxruntime.quantization import CalibrationMethod, create_calibrator
 
     methods = {
@@ -110,7 +111,8 @@ def ort(job: Job, *, single: bool = False) -> None:
     found = calibrator.compute_data()
     if job.ranges:
         pairs = ((name, entry.range_value) for name, entry in found.items())
-        amax = {name: max(abs(float(side)) for side in sides) for name, sides in pairs}
+        # one number or, of the min/max calibrator, an array of one
+        amax = {name: max(abs(float(np.ravel(side)[0])) for side in sides) for name, sides in pairs}
         Path(job.ranges).write_text(json.dumps(amax))
 
 
