@@ -145,7 +145,7 @@ def _quantized_ranges(path: Path) -> dict[str, float]:
         if node.op_type == "Constant":
             constants[node.output[0]] = onnx.numpy_helper.to_array(node.attribute[0].t)
     pairs = ((node.input[0], constants.get(node.input[1])) for node in graph.node if node.op_type == "QuantizeLinear")
-    return {name: float(scale) * 127 for name, scale in pairs if scale is not None and scale.size == 1}
+    return {name: float(scale.ravel()[0]) * 127 for name, scale in pairs if scale is not None and scale.size == 1}
 
 
 TOOLS: dict[str, Callable[[Job], None]] = {

@@ -23,7 +23,7 @@ __all__ = ["Cache", "parse", "render", "version_digits"]
 ALGORITHM = "EntropyCalibration2"
 """What DLA requires, and what TensorRT's IInt8EntropyCalibrator2 looks for in the header."""
 
-_HEADER = re.compile(r"TRT-(\d+)-(\w+)")
+_HEADER = re.compile(r"TRT-(\d{4,6})-(\w+)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,6 +207,7 @@ def gathered(
         if differences:
             named = ", ".join(map(str, earlier))
             raise DataError(f"{named}: not of this deployment: {'; '.join(differences)}")
+        known = _with_more(known, start, images)
         rest = images.without(known.sha256)
         on_images(len(images) - len(rest))
         if not rest:
@@ -225,6 +226,21 @@ def gathered(
     if known is None:
         return found.observation
     return observation.merge(known, found.observation, names=("earlier files", "the pictures"))
+
+
+def _with_more(known: Observation, start: Sequence[Path], images: ImageSet) -> Observation:
+    """The result of an earlier run, if it holds what is known, and beside it pictures of the set alone."""
+    wanted = known.sha256 | {file.sha256 for file in images.used}
+    for path in filter(Path.exists, start):
+        try:
+            found = observation.load(path)
+        except DataError:
+            continue  # gather tells of it
+        same = not observation.difference(found.identity, known.identity) and set(found.tensors) == set(known.tensors)
+        if same and known.sha256 <= found.sha256 <= wanted:
+            logger.info("%s: %d pictures are taken from it", path, found.images)
+            known = found
+    return known
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,8 +280,13 @@ def prepare(model: config.Model) -> Prepared:
             names = ", ".join(spec.name for spec in engine.inputs)
             raise ModelError(f"{source}: has {len(engine.inputs)} inputs ({names}); expected one picture")
         spec = engine.inputs[0]
+    broken = [value.name for node in loaded.graph for value in node.outputs if set(value.name or "") & {"\n", "\r"}]
+    if broken:
+        raise ModelError(f"{source}: tensor {broken[0]!r} has a line break in its name, which no cache can hold")
     graph.fix_input(loaded, spec)
     rewritten = graph.to_opset(ir.from_proto(ir.to_proto(loaded)), graph.QDQ_OPSET)
+    if not any(node.op_type in qdq.QUANTIZABLE for node in rewritten.graph):
+        raise ModelError(f"{source}: has no layer to quantize; expected one of {', '.join(qdq.QUANTIZABLE)}")
     folded = graph.fold_constants(rewritten, observe.evaluate) + graph.fold_batch_norm(rewritten)
     return Prepared(spec, loaded, rewritten, loaded.opset_imports[""], folded)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import re
+import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -28,13 +30,22 @@ def _size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])i?B?", text.strip(), re.IGNORECASE)
     if match is None:
         raise click.BadParameter(f"{text!r} is no amount of memory; expected one such as 800M or 2G")
+    if len(text) > 20:
+        raise click.BadParameter(f"{text[:20]}... is more memory than there is")
     return int(float(match[1]) * 1024 ** ("KMGT".index(match[2].upper()) + 1))
+
+
+def _path(text: str) -> Path:
+    """A path that is given: an empty one would be the current folder, which an unset variable does not mean."""
+    if not text:
+        raise click.BadParameter("is empty")
+    return Path(text)
 
 
 _METHODS = ["auto", "entropy", "percentile", "mse", "max"]
 _MODEL = click.option("--model", "model_name", metavar="NAME", help="Model of the deployment; default: all of them.")
 _IMAGES = click.option(
-    "--images", type=click.Path(path_type=Path), help="Folder, glob, video or list file instead of the deployment's."
+    "--images", type=_path, metavar="PATH", help="Folder, glob, video or list file instead of the deployment's."
 )
 _COUNT = click.option("--count", type=click.IntRange(min=1), help="Pictures to use.")
 _MEMORY = click.option(
@@ -58,6 +69,8 @@ _JSON_OUT = click.option(
 
 def main() -> NoReturn:
     """Entry point of ``edge-calibrate``."""
+    # What ends a service or a container shall not lose more than Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     commandline.run(cli, "edge-calibrate")
 
 
@@ -157,7 +170,7 @@ def observe(
 ) -> None:
     """Run the FP32 model on pictures and keep the histograms, for another machine to calibrate with.
 
-    A file that is there already is gone on with: only pictures that it does not have are run. Without --count it is the
+    A file that is there already is added to: only pictures that it does not have are run. Without --count it is the
     deployment's count of pictures.
 
     \b
@@ -173,20 +186,22 @@ def observe(
     model = _with_options(models[0], deployment, images=images, count=count)
     assert model.calibration is not None
     pictures = _collect(model.calibration.images, count=model.calibration.count, seed=model.calibration.seed)
-    partial_file = output.with_name(f".{output.name}.partial.npz")
-    with console.progress(f"observing {model.name}", len(pictures.used)) as progress:
+    work = output.with_name(f".{output.name}.observing")
+    progress_of = console.progress(f"observing {model.name}", len(pictures.used))
+    with files.folder_lock(work), progress_of as progress:
         found = gathered(
             model,
             prepare(model),
             pictures,
-            start=[output],
-            earlier=earlier,
-            partial_file=partial_file,
+            earlier=_added_to(output, earlier),
+            partial_file=work / manifest.PARTIAL,
             memory=memory,
             on_images=progress.advance,
         )
         observation.save(output, found)
-    partial_file.unlink(missing_ok=True)
+        (work / manifest.PARTIAL).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # that of an interrupted run was there before the lock
+        work.rmdir()
     click.echo(f"{output}: {found.images} pictures")
 
 
@@ -209,6 +224,8 @@ def merge(files_: tuple[Path, ...], output: Path) -> None:
     if len(files_) < 2:
         raise click.UsageError("merge needs two files or more")
     _writable(output)
+    if output.exists():
+        observation.load(output)  # anything else was named by mistake
     merged = observation.merge_files(files_)
     observation.save(output, merged)
     click.echo(f"{output}: {merged.images} pictures")
@@ -393,6 +410,16 @@ def _chosen(deployment: config.Deployment, name: str | None, path: Path) -> list
         raise click.BadParameter(f"{path}: {error}", param_hint="--model") from None
 
 
+def _added_to(output: Path, earlier: tuple[Path, ...]) -> list[Path]:
+    """What an observation starts from: its own file, and what that does not have already."""
+    from calibration import observation
+
+    if not output.exists():
+        return list(earlier)
+    there = observation.load(output).sha256
+    return [output, *(path for path in earlier if not observation.load(path).sha256 <= there)]
+
+
 def _with_options(model: config.Model, deployment: Path, *, images: Path | None, **given: Any) -> config.Model:
     """The model with what the command line says of its calibration."""
     section = model.calibration
@@ -485,7 +512,11 @@ def _writable(path: Path) -> None:
     Raises:
         OSError: the folder is missing, or cannot be written to.
     """
-    if path != Path("-") and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
+    if path == Path("-"):
+        return
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "is there and no file", str(path))
+    if not os.access(path.absolute().parent, os.W_OK):
         raise OSError(errno.EACCES, "cannot be written (is the folder there?)", str(path))
 
 

@@ -15,7 +15,7 @@ import msgspec
 from calibration import annotate
 from calibration.agreement import BORDERLINE, Agreement, agreement
 from calibration.coco import MAP_NMS_IOU, MAP_SCORE, Scores, Truth, rows_of, some
-from edge import config, process, tasks
+from edge import config, files, process, tasks
 from edge.errors import ConfigError
 from edge.tasks import labels as task_labels
 
@@ -38,6 +38,11 @@ __all__ = ["Evaluation", "LimitCheck", "evaluate"]
 
 NOISE_IMAGES = 16
 """Pictures on which FP32 is run twice, to show what differs from run to run without INT8."""
+
+SAVED = ".evaluation"
+"""In the folder of ``save``: names of the pictures in it that are ours, and may be replaced."""
+
+_LONGEST_STEM = 100
 
 WORST_IMAGES = 12
 """Pictures that ``save`` keeps."""
@@ -117,6 +122,8 @@ def evaluate(
         DataError: the labels do not fit the pictures or the model.
         ModelError: a model cannot be run.
     """
+    if save is not None:
+        save.mkdir(parents=True, exist_ok=True)  # what cannot be written is known before the work
     limits = model.evaluation.limits if model.evaluation is not None else config.Limits()
     if labels is None and limits.map_drop is not None:
         raise ConfigError([f"models.{model.name}.evaluation.limits.map_drop needs evaluation.labels, or --labels"])
@@ -257,13 +264,16 @@ def _save(
     *,
     threshold: float,
 ) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for earlier in folder.glob("[0-9][0-9]_*.jpg"):
-        earlier.unlink()  # of an earlier evaluation: ranks would repeat
+    listed = folder / SAVED
+    for name in listed.read_text(encoding="utf-8").splitlines() if listed.exists() else []:
+        (folder / name).unlink(missing_ok=True)  # of an earlier evaluation: ranks would repeat
+    written: list[str] = []
     for rank, (_, index, *answers) in enumerate(sorted(worst, key=lambda entry: entry[:2], reverse=True), start=1):
         shown = [[d for d in answer if d.score >= threshold] for answer in answers]
         picture = annotate.side_by_side(images.load(-index), {"FP32": shown[0], "INT8": shown[1]})
-        annotate.write(folder / f"{rank:02d}_{images.used[-index].path.stem}.jpg", picture)
+        written.append(f"{rank:02d}_{files.printable(images.used[-index].path.stem)[:_LONGEST_STEM]}.jpg")
+        listed.write_text("\n".join(written), encoding="utf-8")
+        annotate.write(folder / written[-1], picture)
 
 
 def _scores_json(scores: Scores | None) -> dict[str, Any]:

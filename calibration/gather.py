@@ -107,7 +107,11 @@ def gather(
     known = state.sha256
     rest = [index for index, file in enumerate(images.used) if file.sha256 not in known]
     if rest:
-        observer = observe.Observer(graph_model, memory=memory, workers=workers)
+        # As it is decoded, and once more as it is turned upright or cut.
+        largest = max(2 * 3 * width * height for width, height in (images.used[index].size_wh for index in rest))
+        observer = observe.Observer(
+            graph_model, memory=memory, workers=workers, picture_bytes=max(observe.PICTURE_BYTES, largest)
+        )
         del graph_model  # its weights count against the memory, unless the observer still needs them
         collector = _Collector(state, partial, len(images), on_image, clock)
         state.onnxruntime.add(metadata.version("onnxruntime"))
@@ -197,7 +201,7 @@ class _Collector:
         try:
             self.checkpoint()
             if self._saved:
-                text = "%d of %d pictures are kept in %s; the same command goes on from there"
+                text = "%d of %d pictures are kept in %s; the same pictures need not be run again"
                 logger.warning(text, self._saved, self.wanted, self.path)
         except OSError as error:
             logger.warning("%s: what was observed since the last checkpoint is lost (%s)", self.path, error)

@@ -49,7 +49,7 @@ class Histogram:
     @property
     def amax(self) -> float:
         """The largest |x|, 0.0 for an empty or all-zero tensor."""
-        return max(-self.minimum, self.maximum, 0.0)
+        return max(0.0, -self.minimum, self.maximum)
 
     @property
     def total(self) -> int:

@@ -8,6 +8,7 @@ an observation therefore carries what it belongs to and the hash of every pictur
 from __future__ import annotations
 
 import io
+import tokenize
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -250,7 +251,8 @@ _SHOWN = 3
 
 # What zipfile raises for an archive that is cut off or altered: it trusts the lengths and methods that it reads there.
 # numpy, msgspec and our own checks raise ValueError.
-_DAMAGE = (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
+_DAMAGE: tuple[type[Exception], ...] = (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError)
+_DAMAGE += (RuntimeError, MemoryError, OverflowError, tokenize.TokenError)  # sizes and headers that cannot be meant
 
 
 def _write(archive: zipfile.ZipFile, name: str, column: NDArray[Any]) -> None:

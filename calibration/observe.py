@@ -48,7 +48,7 @@ COMFORT_BYTES = 16 * 2**20
 a picture in YOLOv8n at 640 x 640 takes a seventh longer in one segment of 249 MB than in 21 of up to 20 MB."""
 
 PICTURE_BYTES = 32 * 2**20
-"""Set aside for each worker's loader: a decoded photograph of some 8 megapixels, and the input made of it."""
+"""At least Set aside for each worker's loader: a decoded photograph of some 8 megapixels, and the input made of it."""
 
 SESSION_BYTES = 24 * 2**20
 """Set aside for onnxruntime itself."""
@@ -91,6 +91,7 @@ class Observer:
         memory: int | None = None,
         workers: int | None = None,
         arena_bytes: int = COMFORT_BYTES,
+        picture_bytes: int = PICTURE_BYTES,
     ) -> None:
         """Cut a model so that it can be observed within the memory, and load it. The model is not kept.
 
@@ -100,6 +101,7 @@ class Observer:
                 available on top of that. Tensors whose shape depends on the picture are not foreseen.
             workers: pictures at a time; None: one for each CPU. Where memory is scarce they are fewer.
             arena_bytes: what the tensors of one picture may take, unless the memory wants less or an operator more.
+            picture_bytes: what a loader may take to make its tensors.
 
         Raises:
             DeviceError: the memory is not enough for one worker and the finest cut.
@@ -110,7 +112,13 @@ class Observer:
         self._inputs = tuple(inputs)
         self._copies = _copies(model, self.names)
         plan, self.layout = _arranged(
-            model, inputs, computed, memory=memory, workers=workers or _cpus(), arena_bytes=arena_bytes
+            model,
+            inputs,
+            computed,
+            memory=memory,
+            workers=workers or _cpus(),
+            arena_bytes=arena_bytes,
+            picture_bytes=picture_bytes,
         )
         self._segments = plan.segments
         self._slots = plan.slots
@@ -435,6 +443,7 @@ def _arranged(
     memory: int | None,
     workers: int,
     arena_bytes: int,
+    picture_bytes: int,
 ) -> tuple[Plan, Layout]:
     """As many workers as the memory and the wish allow, and segments as long as the arena allows.
 
@@ -446,9 +455,9 @@ def _arranged(
     tensors = len(inputs) + len(computed)
     # More segments cost hardly any time, so that they come before fewer workers.
     plan = segments.cut(model, computed, most_bytes=0)
-    while workers > 1 and _peak_bytes(plan, in_use, tensors, workers) > allowed:
+    while workers > 1 and _peak_bytes(plan, in_use, tensors, picture_bytes, workers) > allowed:
         workers -= 1
-    least = _peak_bytes(plan, in_use, tensors, workers)
+    least = _peak_bytes(plan, in_use, tensors, picture_bytes, workers)
     if least > allowed:
         raise DeviceError(
             f"the memory is not enough to observe the model: at least {_mb(least)} are needed, {_mb(in_use)} of which"
@@ -457,10 +466,10 @@ def _arranged(
     finest = plan.arena_bytes
     for most_bytes in (finest + (allowed - least) // workers, finest):
         wider = segments.cut(model, computed, most_bytes=max(finest, min(most_bytes, arena_bytes)))
-        if _peak_bytes(wider, in_use, tensors, workers) <= allowed:
+        if _peak_bytes(wider, in_use, tensors, picture_bytes, workers) <= allowed:
             plan = wider
             break
-    peak_bytes = _peak_bytes(plan, in_use, tensors, workers)
+    peak_bytes = _peak_bytes(plan, in_use, tensors, picture_bytes, workers)
     return plan, Layout(workers, len(plan.segments), plan.arena_bytes, peak_bytes)
 
 
@@ -480,7 +489,7 @@ def _loaded(plan: Plan) -> list[Any]:
     return sessions
 
 
-def _peak_bytes(plan: Plan, in_use: int, tensors: int, workers: int) -> int:
+def _peak_bytes(plan: Plan, in_use: int, tensors: int, picture_bytes: int, workers: int) -> int:
     """Estimate of the largest resident memory while the model is loaded, and while pictures are observed."""
     weights = [segment.weight_bytes for segment in plan.segments]
     # When a segment is written, its weights are in a message and in the bytes of that; when it is loaded, in another
@@ -489,7 +498,7 @@ def _peak_bytes(plan: Plan, in_use: int, tensors: int, workers: int) -> int:
     # Some operators, such as ConvTranspose, need as much again as they put out.
     scratch = max((slot.nbytes for slot in plan.slots.values()), default=0)
     histograms = tensors * _HISTOGRAM_BYTES
-    running = TOTALS * histograms + workers * (plan.arena_bytes + scratch + histograms + PICTURE_BYTES)
+    running = TOTALS * histograms + workers * (plan.arena_bytes + scratch + histograms + picture_bytes)
     return in_use + SESSION_BYTES + sum(weights) + max(loading, running)
 
 

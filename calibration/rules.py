@@ -129,7 +129,9 @@ def costs(ranges: Ranges) -> list[tuple[str, float]]:
 
     Scores behind a Sigmoid that are concatenated with box sizes are the common case: the DLA wants one range for both.
     """
-    factors = ((name, entry.amax / entry.alone) for name, entry in ranges.tensors.items() if entry.alone)
+    # A tensor that was always zero loses nothing: what it had alone was a placeholder.
+    awake = ((name, entry) for name, entry in ranges.tensors.items() if entry.alone and entry.observed_amax)
+    factors = ((name, entry.amax / entry.alone) for name, entry in awake if entry.alone)
     return sorted((pair for pair in factors if pair[1] > COARSER), key=lambda pair: (-pair[1], pair[0]))
 
 

@@ -45,11 +45,12 @@ PathStr: TypeAlias = Annotated[str, Meta(min_length=1, extra={"path": True})]
 Name: TypeAlias = Annotated[
     str,
     Meta(
-        pattern="^[A-Za-z0-9][A-Za-z0-9_.-]*$",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$(?!\n)",
         description="Letters, digits, '_', '.' and '-': it becomes part of MQTT topics and file names.",
         extra={"says": "a name of letters, digits, '_', '.' and '-', starting with a letter or digit"},
     ),
 ]
+Pattern: TypeAlias = Annotated[str, Meta(min_length=1)]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Positive: TypeAlias = Annotated[float, Meta(gt=0)]
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
@@ -174,7 +175,7 @@ class Calibration(Section, frozen=True, kw_only=True):
     """How INT8 ranges are found."""
 
     images: Annotated[
-        list[str] | str,
+        list[Pattern] | Pattern,
         Meta(description="Folder, glob, video or list file (.txt, one path a line), or several.", extra={"path": True}),
     ]
     count: Annotated[int, Meta(ge=1, description="Images to use, sampled evenly with the seed.")] = 128
@@ -197,7 +198,7 @@ class Calibration(Section, frozen=True, kw_only=True):
     tensorrt: Annotated[
         str,
         Meta(
-            pattern=r"^\d{1,2}\.\d{1,2}(\.\d{1,2})?$",
+            pattern=r"^\d{1,2}\.\d{1,2}(\.\d{1,2})?$(?!\n)",
             description="TensorRT of the device, which the calibration cache is written for. JetPack 5.1: 8.5.2;"
             " 6.0: 8.6.2; 6.1 and 6.2: 10.3.0.",
             extra={"says": "a version such as 10.3.0"},
@@ -245,7 +246,7 @@ class Evaluation(Section, frozen=True, kw_only=True):
     """Images, apart from the calibration's, on which INT8 is compared with FP32."""
 
     images: Annotated[
-        list[str] | str,
+        list[Pattern] | Pattern,
         Meta(description="As for calibration. An image that calibration used is left out.", extra={"path": True}),
     ]
     labels: Annotated[PathStr | None, Meta(description="COCO JSON with boxes for these images, for mAP.")] = None
@@ -419,6 +420,10 @@ def _cross_check(deployment: Deployment) -> list[tuple[str, str]]:
             problems.append(
                 (f"streams[{index}].model", f"there is no model {stream.model!r}; allowed: {', '.join(known)}")
             )
+    folders = [model.artifacts for model in deployment.models]
+    for index, folder in enumerate(folders):
+        if folder is not None and os.path.normpath(folder) in map(os.path.normpath, filter(None, folders[:index])):
+            problems.append((f"models[{index}].artifacts", f"{folder!r} is the folder of an earlier entry"))
     for index, model in enumerate(deployment.models):
         problems += [(f"models[{index}].{key}", text) for key, text in _check_model(model)]
     mqtt = deployment.mqtt

@@ -39,6 +39,8 @@ def folder_lock(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, "cannot be written", str(folder))
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from calibration import cache, observation
-from edge import config, manifest
+from edge import config, files, manifest
 from edge.process import open_pipeline
 
 DATA = Path(__file__).parents[1] / "data"
@@ -211,6 +211,20 @@ class TestBadInput:
     def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
         assert "absent.yaml: no such deployment file" in failure(run("calibrate", tmp_path / "absent.yaml"), 78)
 
+    def test_an_empty_path(self, tmp_path: Path, photos: Path) -> None:
+        path = deployment(tmp_path, str(photos))
+
+        assert run("calibrate", path, "--images", "").returncode == 2
+        failure(run("calibrate", deployment(tmp_path, "")), 78)
+
+    def test_two_models_in_one_folder(self, tmp_path: Path, photos: Path) -> None:
+        path = deployment(tmp_path, str(photos))
+        document = yaml.safe_load(path.read_text())
+        document["models"].append(document["models"][0] | {"name": "second", "artifacts": "./artifacts"})
+        path.write_text(yaml.safe_dump(document))
+
+        assert "models[1].artifacts: './artifacts' is the folder of an earlier entry" in failure(run("check", path), 78)
+
     def test_an_option_that_does_not_exist(self, tmp_path: Path) -> None:
         done = run("calibrate", tmp_path / "x.yaml", "--methode", "max")
 
@@ -268,7 +282,8 @@ def test_ctrl_c_leaves_the_previous_calibration(tmp_path: Path, photos: Path) ->
     assert after == before
 
 
-def test_after_ctrl_c_the_same_command_goes_on_where_it_stopped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_when_stopped_the_same_command_goes_on_where_it_was(tmp_path: Path, number: signal.Signals) -> None:
     path = deployment(tmp_path, str(DATA / "images"), count=72)
     whole = run("calibrate", path, "--out", tmp_path / "whole")
     assert whole.returncode == 0
@@ -277,7 +292,7 @@ def test_after_ctrl_c_the_same_command_goes_on_where_it_stopped(tmp_path: Path) 
     for line in process.stderr:
         if "calibrating" in line:
             break
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, rest = process.communicate(timeout=60)
     kept = observation.load(tmp_path / "artifacts" / manifest.PARTIAL).images
     assert f"{kept} of 72 pictures are kept" in rest
@@ -375,7 +390,6 @@ class TestSharedWork:
         done = run("observe", deployment(tmp_path, ["a", "b"], count=6), "-o", halves[0], "-v")
 
         assert done.returncode == 0, done.stderr
-        assert "a.npz: 3 pictures are taken from it" in done.stderr
         assert observation.load(halves[0]).images == 6
 
     def test_a_file_that_is_none(self, tmp_path: Path, halves: tuple[Path, Path]) -> None:
@@ -383,6 +397,40 @@ class TestSharedWork:
 
         assert "x.npz" in failure(run("merge", halves[0], tmp_path / "x.npz", "-o", tmp_path / "all.npz"), 65)
         assert "y.npz" in failure(run("merge", halves[0], tmp_path / "y.npz", "-o", tmp_path / "all.npz"), 65)
+
+    def test_other_pictures_are_added_to_the_file(self, tmp_path: Path, halves: tuple[Path, Path]) -> None:
+        for _ in range(2):
+            done = run("observe", deployment(tmp_path, "b"), "-o", halves[0])
+
+            assert done.returncode == 0, done.stderr
+            assert done.stdout.endswith("a.npz: 6 pictures\n")
+
+    def test_two_at_once_are_refused(self, tmp_path: Path, halves: tuple[Path, Path]) -> None:
+        with files.folder_lock(tmp_path / ".a.npz.observing"):
+            line = failure(run("observe", deployment(tmp_path, "b"), "-o", halves[0]), 74)
+
+        assert "is being written by another process" in line
+
+    def test_a_file_of_another_kind_is_not_replaced(self, tmp_path: Path, halves: tuple[Path, Path]) -> None:
+        path = deployment(tmp_path, "b")
+        before = path.read_text()
+
+        failure(run("observe", path, "-o", path), 65)
+        failure(run("merge", *halves, "-o", path), 65)
+
+        assert path.read_text() == before
+
+    def test_calibrating_again_with_the_same_histograms_runs_nothing(
+        self, tmp_path: Path, halves: tuple[Path, Path]
+    ) -> None:
+        path = deployment(tmp_path, "a")
+        assert run("calibrate", path, "--histograms", halves[1]).returncode == 0
+
+        done = run("calibrate", path, "--histograms", halves[1])
+
+        assert done.returncode == 0, done.stderr
+        assert "6 pictures are taken from it" in done.stderr
+        assert "tensors are observed" not in done.stderr
 
     def test_one_file_cannot_be_merged(self, tmp_path: Path) -> None:
         assert run("merge", tmp_path / "a.npz", "-o", tmp_path / "b.npz").returncode == 2

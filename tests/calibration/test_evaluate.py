@@ -725,10 +725,22 @@ class TestEvaluate:
         evaluate(model(tmp_path), pictures, save=tmp_path / "worst/pictures", open_pipeline=Opener(FP32, INT8))
 
         # 2 loses an object and 3 gains one; of equals the first comes first, then the borderline object of 1
-        saved = sorted(path.name for path in (tmp_path / "worst/pictures").iterdir())
+        saved = sorted(path.name for path in (tmp_path / "worst/pictures").glob("*.jpg"))
         assert saved == ["01_2.jpg", "02_3.jpg", "03_1.jpg"]
         shown = cv2.imread(str(tmp_path / "worst/pictures/01_2.jpg"))
         assert shown.shape[1] > 2 * 320
+
+    def test_saving_again_replaces_its_own_pictures_and_no_others(
+        self, tmp_path: Path, pictures: images.ImageSet
+    ) -> None:
+        (tmp_path / "01_mine.jpg").write_text("somebody's")
+        evaluate(model(tmp_path), pictures, save=tmp_path, open_pipeline=Opener(FP32, INT8))
+
+        evaluate(model(tmp_path), pictures, save=tmp_path, open_pipeline=Opener(FP32, FP32))
+
+        assert (tmp_path / "01_mine.jpg").read_text() == "somebody's"
+        saved = sorted(path.name for path in tmp_path.glob("*.jpg"))
+        assert saved == ["01_1.jpg", "01_mine.jpg", "02_2.jpg", "03_3.jpg"]
 
     def test_progress_is_told_after_each_picture(self, tmp_path: Path, pictures: images.ImageSet) -> None:
         done: list[int] = []

@@ -197,7 +197,7 @@ def test_a_picture_that_is_gone_keeps_the_others(
         observe(model, chosen, partial, workers=1)
 
     assert observation.load(partial).images == 6
-    assert f"6 of 10 pictures are kept in {partial}; the same command goes on from there" in caplog.text
+    assert f"6 of 10 pictures are kept in {partial}; the same pictures need not be run again" in caplog.text
 
 
 def test_a_nan_names_its_picture(folder: Path, partial: Path, build_model: Callable[..., ir.Model]) -> None:
