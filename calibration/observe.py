@@ -305,15 +305,16 @@ class _Worker:
                     binding.bind_ortvalue_input(name, passed[name])
                 elif name not in self._arrays:
                     _bind_input(binding, name, given[name])
+            loose = [name for name in piece.outputs if name not in self._arrays]
+            for name in loose:
+                # Otherwise the output would be expected to have the shape that it had for the last picture. Not right
+                # after the run: in onnxruntime 1.23 that takes the value away from whoever holds it.
+                binding.bind_output(name, "cpu")
             with _translated("the model fails when it runs"):
                 one.run_with_iobinding(binding)
-            loose = [name for name in piece.outputs if name not in self._arrays]
             if loose:
                 found = dict(zip(piece.outputs, binding.get_outputs(), strict=True))
                 passed.update((name, found[name]) for name in loose)
-            for name in loose:
-                # Otherwise the next picture's output would be expected to have this one's shape.
-                binding.bind_output(name, "cpu")
             for name in piece.outputs:
                 if name in wanted:
                     yield name, self._arrays[name] if name in self._arrays else passed[name].numpy()
