@@ -48,7 +48,7 @@ COMFORT_BYTES = 16 * 2**20
 a picture in YOLOv8n at 640 x 640 takes a seventh longer in one segment of 249 MB than in 21 of up to 20 MB."""
 
 PICTURE_BYTES = 32 * 2**20
-"""Set aside at least for each worker's loader: a decoded photograph of some 5 megapixels, upright and as it was stored."""
+"""Set aside at least for each worker's loader: a photograph of some 5 megapixels, as it was stored and upright."""
 
 SESSION_BYTES = 24 * 2**20
 """Set aside for onnxruntime itself."""
