@@ -153,7 +153,7 @@ def _stopping_on_signals(stop: threading.Event) -> Iterator[None]:
 
 def _inspect(deployment: config.Deployment) -> tuple[dict[str, Any], list[EdgeError]]:
     """Look at everything that running would need; return what was found and what is wrong."""
-    from edge import manifest
+    from edge.engine import artifact_of
     from edge.publish.mqtt import find_password
     from edge.publish.publisher import outbox_path
     from edge.sources.video import opencv_build
@@ -167,9 +167,9 @@ def _inspect(deployment: config.Deployment) -> tuple[dict[str, Any], list[EdgeEr
         entry: dict[str, Any] = {"name": model.name, "precision": model.engine.precision, "file": None, "sha256": None}
         if Path(model.path).is_file():
             try:
-                artifact = manifest.artifact_to_run(model, model.engine.precision)
-                entry |= {"file": str(artifact.path), "sha256": artifact.sha256}
-            except ModelError as error:
+                artifact = artifact_of(model)
+                entry |= {"file": str(artifact.path), "sha256": artifact.sha256, "precision": artifact.precision}
+            except (DeviceError, ModelError) as error:
                 faults.append(error)
         keep = () if isinstance(model.task, config.Classification) else model.task.keep
         try:

@@ -23,6 +23,7 @@ __all__ = [
     "Classification",
     "Deployment",
     "DetectionTask",
+    "Dla",
     "Engine",
     "Evaluation",
     "Folder",
@@ -32,6 +33,7 @@ __all__ = [
     "Model",
     "Mqtt",
     "Outbox",
+    "Parity",
     "Segmentation",
     "Stream",
     "Video",
@@ -54,6 +56,17 @@ Pattern: TypeAlias = Annotated[str, Meta(min_length=1)]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Positive: TypeAlias = Annotated[float, Meta(gt=0)]
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
+PowerOfTwo: TypeAlias = Annotated[int, Meta(ge=4, le=1 << 20, description="A power of two, as TensorRT asks.")]
+IoFormat: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=r"^(fp32|fp16|int8):(chw|chw2|chw4|chw16|chw32|hwc8|hwc|dla_linear|dla_hwc4)$(?!\n)",
+        extra={
+            "says": "a type and a layout such as fp16:chw16 (types: fp32, fp16, int8; layouts: chw, chw2, chw4, chw16,"
+            " chw32, hwc8, hwc, dla_linear, dla_hwc4)"
+        },
+    ),
+]
 
 
 class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -209,14 +222,46 @@ class Calibration(Section, frozen=True, kw_only=True):
     ] = msgspec.field(default_factory=list)
 
 
+class Dla(Section, frozen=True, kw_only=True):
+    """The deep learning accelerator of AGX Orin (two cores) and Orin NX (one or two); Orin Nano has none."""
+
+    core: Annotated[int, Meta(ge=0, le=1, description="Which one runs the engine.")] = 0
+    gpu_fallback: Annotated[
+        bool, Meta(description="Layers that the DLA cannot run go to the GPU; false: such a layer fails the build.")
+    ] = True
+    if_missing: Annotated[
+        Literal["error", "gpu"],
+        Meta(description="What to do on a module, or with a TensorRT, that has no DLA: refuse, or build for the GPU."),
+    ] = "error"
+    sram_kb: Annotated[PowerOfTwo, Meta(description="Managed SRAM for each subgraph.")] = 1024
+    local_dram_mb: Annotated[PowerOfTwo, Meta(description="DRAM for the tensors inside each subgraph.")] = 1024
+    global_dram_mb: Annotated[PowerOfTwo, Meta(description="DRAM for the weights of each subgraph.")] = 512
+
+
+class Parity(Section, frozen=True, kw_only=True):
+    """What a new TensorRT engine must reach against FP32 in onnxruntime before it replaces the one in use."""
+
+    images: Annotated[int, Meta(ge=1, le=256, description="Pictures of the calibration to compare on.")] = 8
+    cosine: Annotated[Fraction, Meta(description="Smallest cosine similarity of any output on any picture.")] = 0.9
+    relative_error: Annotated[
+        Positive | None,
+        Meta(description="Largest |difference| of an output over FP32's largest magnitude in it; default: only told."),
+    ] = None
+    agreement: Annotated[
+        Fraction, Meta(description="How close the task's answers must be to FP32's, mean over the pictures, 0..1.")
+    ] = 0.8
+
+
 class Engine(Section, frozen=True, kw_only=True):
     """What runs the model."""
 
     backend: Annotated[
-        Literal["auto", "onnxruntime"], Meta(description="auto takes the fastest that this machine has.")
+        Literal["auto", "onnxruntime", "tensorrt"],
+        Meta(description="auto: TensorRT where it is installed, else onnxruntime."),
     ] = "auto"
     precision: Annotated[
-        Literal["int8", "fp32"], Meta(description="int8 runs the calibrated model, fp32 the one it was made from.")
+        Literal["int8", "fp16", "fp32"],
+        Meta(description="int8 runs the calibrated model, fp32 the one it was made from; fp16 is for TensorRT."),
     ] = "int8"
     providers: Annotated[
         list[Literal["cpu", "cuda", "tensorrt"]],
@@ -225,6 +270,38 @@ class Engine(Section, frozen=True, kw_only=True):
     threads: Annotated[
         Count | None, Meta(description="CPU threads for one inference; default: onnxruntime's own choice.")
     ] = None
+    quantization: Annotated[
+        Literal["auto", "cache", "ranges", "calibrator", "qdq"],
+        Meta(
+            description="Where TensorRT's INT8 comes from. cache: our calibration cache; ranges: ranges.json, tensor by"
+            " tensor; calibrator: TensorRT calibrates on the pictures itself; qdq: the model with Q/DQ. The first three"
+            " end with TensorRT 10. auto: cache with the DLA before TensorRT 11, else qdq, which evaluate has measured."
+        ),
+    ] = "auto"
+    fp32: Annotated[list[LayerRule], Meta(description="Layers that TensorRT keeps in FP32.")] = msgspec.field(
+        default_factory=list
+    )
+    dla: Annotated[Dla | None, Meta(description="Run on a DLA core; default: on the GPU.")] = None
+    input_format: Annotated[IoFormat, Meta(description="Type and layout of the engine's inputs, as trtexec.")] = (
+        "fp32:chw"
+    )
+    output_format: Annotated[IoFormat, Meta(description="Type and layout of the engine's outputs, as trtexec.")] = (
+        "fp32:chw"
+    )
+    workspace_mb: Annotated[
+        Count | None, Meta(description="Scratch memory for the builder's tactics; default: half of what is free.")
+    ] = None
+    optimization_level: Annotated[
+        int | None, Meta(ge=0, le=5, description="How long TensorRT searches (8.6 and later); default: its own, 3.")
+    ] = None
+    parity: Parity = Parity()
+    fallbacks: Annotated[
+        list[Literal["norm-fp32", "fp16", "fp32"]],
+        Meta(
+            description="What to try, in this order, when an engine misses a limit of parity. norm-fp32: Softmax and"
+            " normalisations in FP32; fp16, fp32: that precision instead."
+        ),
+    ] = msgspec.field(default_factory=lambda: ["norm-fp32", "fp16", "fp32"])
 
 
 class Limits(Section, frozen=True, kw_only=True):
@@ -444,6 +521,27 @@ def _check_model(model: Model) -> list[tuple[str, str]]:
                 problems.append(
                     (f"calibration.fp16[{index}]", "chooses nothing; give name, op, depthwise or attributes")
                 )
+    return problems + _check_engine(model.engine)
+
+
+def _check_engine(engine: Engine) -> list[tuple[str, str]]:
+    problems = [
+        (f"engine.fp32[{index}]", "chooses nothing; give name, op, depthwise or attributes")
+        for index, rule in enumerate(engine.fp32)
+        if rule == LayerRule()
+    ]
+    if engine.backend == "onnxruntime" and engine.precision == "fp16":
+        problems.append(("engine.precision", "fp16 is for TensorRT; allowed with onnxruntime: int8, fp32"))
+    if engine.dla is None:
+        return problems
+    if engine.backend == "onnxruntime":
+        problems.append(("engine.dla", "is for TensorRT; leave it out with backend: onnxruntime"))
+    for key in ("sram_kb", "local_dram_mb", "global_dram_mb"):
+        size = getattr(engine.dla, key)
+        if size & (size - 1):
+            problems.append((f"engine.dla.{key}", f"is {size}; a DLA memory pool is a power of two"))
+    if engine.precision == "fp32":
+        problems.append(("engine.precision", "is fp32, which no DLA runs; allowed with engine.dla: int8, fp16"))
     return problems
 
 

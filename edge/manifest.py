@@ -20,8 +20,9 @@ from edge.errors import ModelError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CACHE", "HISTOGRAMS", "INT8_MODEL", "MANIFEST", "PARTIAL", "RANGES", "REPORT", "Artifact", "Manifest"]
-__all__ += ["artifact_to_run", "cache_to_use", "outdated", "read", "sha256_of"]
+__all__ = ["CACHE", "ENGINE_MANIFEST", "HISTOGRAMS", "INT8_MODEL", "MANIFEST", "PARTIAL", "PLAN", "PLACEMENT", "RANGES"]
+__all__ += ["REPORT", "TIMING_CACHE", "Artifact", "Device", "EngineManifest", "Manifest", "ParityRecord"]
+__all__ += ["artifact_to_run", "cache_to_use", "engine_to_run", "outdated", "read", "read_engine", "sha256_of"]
 
 # What `edge-calibrate calibrate` leaves in the artifacts folder (DESIGN 16).
 CACHE = "calibration.cache"
@@ -32,6 +33,14 @@ PARTIAL = ".histograms.partial.npz"
 """What an interrupted calibration has observed so far."""
 MANIFEST = "calibration.json"
 REPORT = "report.html"
+
+# What `edge-calibrate build` leaves there.
+PLAN = "engine.plan"
+"""As TensorRT serialises it, unwrapped: trtexec and Triton load it too."""
+ENGINE_MANIFEST = "engine.json"
+PLACEMENT = "engine.layers.json"
+"""Where each layer runs, and in which precision."""
+TIMING_CACHE = "timing.cache"
 
 
 class ImageSetRecord(Struct, frozen=True, kw_only=True):
@@ -74,6 +83,69 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """Versions of what computed it."""
 
 
+class Device(Struct, frozen=True, kw_only=True):
+    """What a plan is tied to, as ``edge.engine.tensorrt.probe`` finds it."""
+
+    name: str
+    """Of the GPU, such as Orin; only told."""
+    tensorrt: str
+    """A plan runs with the very version that built it."""
+    compute_capability: str
+    """8.7 for Orin."""
+    integrated: bool
+    """GPU and CPU share their memory."""
+    dla_cores: int
+    cuda: str
+    """Of the driver; only told."""
+    l4t: str | None = None
+    """Jetson Linux, such as 36.4.3; None elsewhere. Only told."""
+
+
+class ParityRecord(Struct, frozen=True, kw_only=True):
+    """How a plan compares with FP32 in onnxruntime."""
+
+    images: int
+    cosine: float
+    """Smallest, of all outputs and pictures."""
+    relative_error: float
+    """Largest."""
+    agreement: float | None
+    """Mean over the pictures; None where neither gives any answer."""
+    failures: list[str]
+    """Limits that were missed; a plan with any is installed only when told so."""
+
+
+class EngineManifest(Struct, frozen=True, kw_only=True):
+    """What a plan was built from and for."""
+
+    schema: Literal["edge.engine/1"] = "edge.engine/1"
+    tool: str
+    created_at: str
+    """RFC 3339, UTC."""
+    model: str
+    """Name in the deployment."""
+    model_sha256: str
+    """Of the FP32 ONNX file."""
+    model_data: dict[str, str] = {}
+    input: config.Input
+    precision: Literal["int8", "fp16", "fp32"]
+    """What it runs in; a fallback may have made it another one than the deployment asks for."""
+    quantization: Literal["none", "cache", "ranges", "calibrator", "qdq"]
+    dla_core: int | None
+    """Core it was built for, None for the GPU."""
+    fallback: str | None
+    """The fallback that made it pass, if it took one."""
+    device: Device
+    requested: str
+    """Digest of everything in the deployment and beside it that the build depends on: another one means build again."""
+    io_scales: dict[str, float] = {}
+    """Scale of INT8 inputs and outputs by tensor name."""
+    parity: ParityRecord | None
+    """None where it was not compared."""
+    files: dict[str, str]
+    """SHA-256 by name of each file written beside the manifest."""
+
+
 @dataclass(frozen=True, slots=True)
 class Artifact:
     """A model file that may be run."""
@@ -81,17 +153,23 @@ class Artifact:
     path: Path
     sha256: str
     precision: str
+    engine: EngineManifest | None = None
+    """What a plan was built for; None for an ONNX model, and for a plan that comes without."""
 
     @classmethod
     def of(cls, path: Path, precision: str) -> Artifact:
-        """A file that is taken as it is.
+        """A file that is taken as it is; of a plan, its manifest if that stands beside it.
 
         Raises:
             ModelError: it is missing.
         """
         if not path.is_file():
             raise ModelError(f"{path}: no such model file")
-        return cls(path, sha256_of(path), precision)
+        digest = sha256_of(path)
+        beside = read_engine(path.parent)
+        if beside is not None and beside.files.get(path.name) == digest:
+            return cls(path, digest, beside.precision, beside)
+        return cls(path, digest, precision)
 
 
 def sha256_of(path: Path) -> str:
@@ -118,6 +196,21 @@ def read(folder: Path) -> Manifest | None:
         raise ModelError(f"{path}: is not a calibration manifest ({error}); calibrate again") from None
 
 
+def read_engine(folder: Path) -> EngineManifest | None:
+    """The manifest of the plan in a folder, or None where none was built yet.
+
+    Raises:
+        ModelError: it is damaged.
+    """
+    path = folder / ENGINE_MANIFEST
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=EngineManifest)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise ModelError(f"{path}: is not an engine manifest ({error}); build again") from None
+
+
 def outdated(model: config.Model, manifest: Manifest) -> list[str]:
     """What the deployment says of the calibration now, where that is not what was done; one sentence each.
 
@@ -135,7 +228,7 @@ def outdated(model: config.Model, manifest: Manifest) -> list[str]:
 
 
 def artifact_to_run(model: config.Model, precision: Literal["int8", "fp32"]) -> Artifact:
-    """The file to run for a model, after checking that it is what the deployment means.
+    """The ONNX file to run for a model, after checking that it is what the deployment means.
 
     Raises:
         ModelError: it is missing, or something it was calibrated with differs; the message names what.
@@ -159,6 +252,34 @@ def artifact_to_run(model: config.Model, precision: Literal["int8", "fp32"]) -> 
     if differences:
         raise ModelError(f"{path}: does not belong to this deployment: {'; '.join(differences)}; calibrate again")
     return Artifact(path, manifest.files[INT8_MODEL], "int8")
+
+
+def engine_to_run(model: config.Model) -> Artifact:
+    """The plan to run for a model, after checking that it is what the deployment means.
+
+    Whether it is for this device is asked by the engine that loads it.
+
+    Raises:
+        ModelError: there is none, or something it was built from differs; the message names what.
+    """
+    source = Path(model.path)
+    if not source.is_file():
+        raise ModelError(f"models.{model.name}.path: {source}: no such model file")
+    folder = model.artifacts_dir
+    path = folder / PLAN
+    manifest = read_engine(folder)
+    if manifest is None or not path.is_file():
+        raise ModelError(
+            f"models.{model.name}: {folder} holds no engine ({PLAN}, {ENGINE_MANIFEST}); run edge-calibrate build on this"
+            " device, or set engine.backend to onnxruntime"
+        )
+    differences = _differences(model, source, path, manifest)
+    section = model.engine
+    if section.dla is None and manifest.dla_core is not None:
+        differences.append("engine.dla is not set but the engine was built for the DLA")
+    if differences:
+        raise ModelError(f"{path}: does not belong to this deployment: {'; '.join(differences)}; build again")
+    return Artifact(path, manifest.files[PLAN], manifest.precision, manifest)
 
 
 def cache_to_use(model: config.Model, tensorrt: str) -> Path:
@@ -193,10 +314,10 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in [*text.split("."), "0", "0"][:3])
 
 
-def _differences(model: config.Model, source: Path, path: Path, manifest: Manifest) -> list[str]:
+def _differences(model: config.Model, source: Path, path: Path, manifest: Manifest | EngineManifest) -> list[str]:
     found: list[str] = []
     if sha256_of(source) != manifest.model_sha256:
-        found.append(f"{source} has changed since (sha256 {manifest.model_sha256[:12]}... was calibrated)")
+        found.append(f"{source} has changed since (sha256 {manifest.model_sha256[:12]}... is what it was made from)")
     for name, digest in manifest.model_data.items():
         beside = source.parent / name
         if not beside.is_file() or sha256_of(beside) != digest:

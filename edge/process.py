@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from edge import tasks
-from edge.engine import open_engine
+from edge.engine import artifact_of, open_engine
 from edge.errors import ModelError
 from edge.image import Preprocessor
 from edge.manifest import Artifact, artifact_to_run
@@ -93,16 +93,18 @@ def open_pipeline(
 
     Args:
         model: of the deployment.
-        precision: instead of the one that the deployment names.
+        precision: of the ONNX file, in onnxruntime, instead of what the deployment runs.
         path: a file to run instead of the calibrated one, not checked against any manifest.
 
     Raises:
         ModelError: a file is missing, was calibrated for something else, or does not fit its task.
         DeviceError: what should run it is not installed.
     """
-    wanted = precision or model.engine.precision
-    artifact = artifact_to_run(model, wanted) if path is None else Artifact.of(path, wanted)
-    with open_engine(artifact.path, model.engine, size_wh=model.input.size) as engine:
+    if path is not None:
+        artifact = Artifact.of(path, precision or model.engine.precision)
+    else:
+        artifact = artifact_of(model) if precision is None else artifact_to_run(model, precision)
+    with open_engine(artifact.path, model.engine, size_wh=model.input.size, built=artifact.engine) as engine:
         if len(engine.inputs) != 1:
             names = ", ".join(spec.name for spec in engine.inputs)
             raise ModelError(f"{artifact.path}: has {len(engine.inputs)} inputs ({names}); expected one picture")

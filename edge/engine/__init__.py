@@ -1,23 +1,26 @@
-"""The engine protocol: named input arrays in, named output arrays out. Engines know no labels, boxes or threads.
-
-An engine is added by one file and one line in ``BACKENDS``.
-"""
+"""The engine protocol: named input arrays in, named output arrays out. Engines know no labels, boxes or threads."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import importlib.util
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from edge import manifest
+from edge.errors import DeviceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
     from types import TracebackType
 
     from typing_extensions import Self
 
     from edge import config
+    from edge.manifest import Artifact, EngineManifest
     from edge.types import Tensors, TensorSpec
 
-__all__ = ["BACKENDS", "Engine", "open_engine"]
+__all__ = ["PLAN_SUFFIXES", "Engine", "artifact_of", "backend_of", "open_engine"]
+
+PLAN_SUFFIXES = (".plan", ".engine", ".trt")
 
 
 class Engine(Protocol):
@@ -57,25 +60,58 @@ class Engine(Protocol):
         """Free the engine."""
 
 
-def open_engine(model: Path, section: config.Engine, *, size_wh: tuple[int, int] | None = None) -> Engine:
-    """Load a model file with the backend that the deployment names.
+def backend_of(section: config.Engine) -> Literal["onnxruntime", "tensorrt"]:
+    """What runs a deployment's model: as it says, or TensorRT where it is installed."""
+    if section.backend != "auto":
+        return section.backend
+    return "tensorrt" if importlib.util.find_spec("tensorrt") is not None else "onnxruntime"
 
-    Args:
-        model: the file to run.
-        section: how to run it.
-        size_wh: width and height of picture inputs, for models that leave them dynamic.
+
+def artifact_of(model: config.Model) -> Artifact:
+    """The file that the deployment runs for a model, after checking that it is what the deployment means.
 
     Raises:
-        DeviceError: the backend, or what it needs, is not installed.
+        DeviceError: it asks for what only TensorRT has, and that is not installed.
+        ModelError: the file is missing, or something it was made from differs; the message names what.
+    """
+    section = model.engine
+    if backend_of(section) == "tensorrt":
+        return manifest.engine_to_run(model)
+    if section.precision == "fp16":
+        raise DeviceError(
+            f"models.{model.name}.engine.precision is fp16, which is for TensorRT, and TensorRT is not installed; allowed"
+            " without it: int8, fp32"
+        )
+    return manifest.artifact_to_run(model, section.precision)
+
+
+def open_engine(
+    model: Path,
+    section: config.Engine,
+    *,
+    size_wh: tuple[int, int] | None = None,
+    built: EngineManifest | None = None,
+) -> Engine:
+    """Load a model file: a plan with TensorRT, everything else, ONNX, with onnxruntime.
+
+    Args:
+        model: the file to run; a plan's name ends in one of ``PLAN_SUFFIXES``.
+        section: how to run it.
+        size_wh: width and height of picture inputs, for ONNX models that leave them dynamic.
+        built: what a plan was built for, where that is known.
+
+    Raises:
+        DeviceError: the backend, or what it needs, is not installed; or a plan was built for another device.
         ModelError: the file is missing, cannot be loaded, or its shapes are not fixed.
     """
-    return BACKENDS["onnxruntime" if section.backend == "auto" else section.backend](model, section, size_wh)
+    if model.suffix in PLAN_SUFFIXES:
+        from edge.engine.tensorrt import TensorRtEngine
 
-
-def _onnxruntime(model: Path, section: config.Engine, size_wh: tuple[int, int] | None) -> Engine:
+        # A plan for the DLA runs on either core: which one is the deployment's to say.
+        core = None if built is None else built.dla_core
+        if section.dla is not None and (built is None or core is not None):
+            core = section.dla.core
+        return TensorRtEngine(model, dla_core=core, built=built)
     from edge.engine.onnxruntime import OnnxRuntimeEngine
 
     return OnnxRuntimeEngine(model, providers=section.providers, threads=section.threads, size_wh=size_wh)
-
-
-BACKENDS: dict[str, Callable[[Path, config.Engine, tuple[int, int] | None], Engine]] = {"onnxruntime": _onnxruntime}
