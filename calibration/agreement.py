@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
+
+from edge import config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
 
     from edge.types import Detection, Mask
 
-__all__ = ["BORDERLINE", "MATCH_IOU", "Agreement", "agreement", "closeness"]
+__all__ = ["BORDERLINE", "MATCH_IOU", "Agreement", "agreement", "below_threshold", "closeness"]
 
 MATCH_IOU = 0.5
 """Boxes of one label that overlap more are the same object."""
@@ -214,6 +217,15 @@ def closeness(reference: Sequence[Detection], candidate: Sequence[Detection]) ->
     objects = found / weight if weight else 1.0
     _, different, union = _mask_difference(reference, candidate)
     return (objects + 1 - different / union) / 2 if union else objects
+
+
+def below_threshold(
+    task: config.DetectionTask | config.Segmentation | config.Classification,
+) -> config.DetectionTask | config.Segmentation | config.Classification:
+    """The task that ``closeness`` wants: with half its threshold there are more objects, each weighing its score."""
+    if isinstance(task, config.Classification):
+        return msgspec.structs.replace(task, score=0.0)
+    return msgspec.structs.replace(task, score=task.score / 2)
 
 
 def _answers_closeness(reference: Sequence[Detection], candidate: Sequence[Detection]) -> float:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 import onnx_ir as ir
 
 from calibration import observe, qdq
-from calibration.agreement import closeness
+from calibration.agreement import below_threshold, closeness
 from edge import config, tasks
 from edge.image import Preprocessor
 from edge.types import TensorSpec
@@ -96,7 +95,7 @@ class Trial:
             TensorSpec(name, tuple(array.shape), array.dtype)
             for name, array in zip(self._names, self._outputs[0], strict=True)
         )
-        self._task = tasks.build(_below_threshold(model.task), (spec,), outputs, source=model.path)
+        self._task = tasks.build(below_threshold(model.task), (spec,), outputs, source=model.path)
         self._reference = [self._decode(*pair) for pair in zip(self._outputs, letterboxes, strict=True)]
         candidate = ir.from_proto(ir.to_proto(rewritten))
         placement = qdq.insert(candidate, dict.fromkeys(tensors, 1.0), model.calibration.fp16, key=key)
@@ -129,13 +128,6 @@ class Trial:
 
     def _decode(self, outputs: Sequence[NDArray[np.float32]], letterbox: Letterbox) -> list[Detection]:
         return self._task.decode(dict(zip(self._names, outputs, strict=True)), letterbox)
-
-
-def _below_threshold(task: config.DetectionTask | config.Segmentation | config.Classification) -> Any:
-    """The task with half its threshold: more objects to compare, each with the weight of its score."""
-    if isinstance(task, config.Classification):
-        return msgspec.structs.replace(task, score=0.0)
-    return msgspec.structs.replace(task, score=task.score / 2)
 
 
 def _error(reference: NDArray[np.float32], candidate: NDArray[np.float32]) -> float:

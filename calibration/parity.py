@@ -1,0 +1,253 @@
+"""A plan against the FP32 model in onnxruntime: the same pictures, output by output, and in the task's answers.
+
+Three measures, since each is blind to something:
+
+- Cosine similarity finds an output that points elsewhere: garbage, zeros, a wrong layout, channels that were swapped.
+  It is dominated by what is large. In a detector's raw output that is the boxes, hundreds of pixels beside scores of at
+  most 1, so a plan whose every score is lost can still reach 0.999.
+- The largest difference, relative to FP32's largest magnitude, finds a single value that is far off, which no mean
+  shows. It is as blind to scores beside boxes, and one outlier that decoding throws away makes it large: it is told,
+  and a limit only where the deployment sets one.
+- Agreement compares what the task makes of the outputs: scores count as much as boxes. It says nothing of pictures
+  without any answer, and not which output is wrong.
+
+Values come in and values go out: which plan to build next, and which to install, is ``calibration.build``'s to decide.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from calibration.agreement import below_threshold, closeness
+from edge import manifest, tasks
+from edge.engine.onnxruntime import OnnxRuntimeEngine
+from edge.errors import DataError, ModelError
+from edge.image import Preprocessor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+    from typing_extensions import Self
+
+    from edge import config
+    from edge.engine import Engine
+    from edge.tasks import Task
+    from edge.types import Detection, Image, Letterbox, Tensors, TensorSpec
+
+__all__ = ["Difference", "OutputParity", "Parity", "Reference", "difference"]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputParity:
+    """One output of a candidate, over all pictures."""
+
+    name: str
+    cosine: float
+    """Smallest, -1..1."""
+    relative_error: float
+    """Largest; infinite where the candidate holds NaN or infinite values."""
+    finite: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """How one candidate compares with FP32."""
+
+    images: int
+    outputs: tuple[OutputParity, ...]
+    agreement: float | None
+    """Mean of ``agreement.closeness`` over the pictures with answers; None where neither side gives any."""
+    failures: tuple[str, ...]
+    """Limits that were missed, one sentence each. Agreement that is None misses none: the outputs still count."""
+
+    def record(self) -> manifest.ParityRecord:
+        """What the plan's manifest says of it."""
+        relative_error = max(output.relative_error for output in self.outputs)
+        return manifest.ParityRecord(
+            images=self.images,
+            cosine=min(output.cosine for output in self.outputs),
+            relative_error=relative_error if math.isfinite(relative_error) else None,
+            agreement=self.agreement,
+            failures=list(self.failures),
+        )
+
+
+class Difference(NamedTuple):
+    """Between two arrays of one shape."""
+
+    cosine: float
+    relative_error: float
+    finite: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One picture, and what FP32 makes of it. Nobody writes to the arrays."""
+
+    name: str
+    inputs: Tensors
+    letterbox: Letterbox
+    outputs: Tensors
+    answers: list[Detection]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """FP32 on some pictures: computed once, compared with every candidate.
+
+    It holds the tensors of all of them: 8 pictures of a YOLOv8n at 640 x 640 are 62 MB.
+    """
+
+    _cases: tuple[_Case, ...]
+    _outputs: tuple[TensorSpec, ...]
+    _task: Task
+
+    @classmethod
+    def of(cls, model: config.Model, pictures: Iterable[Image], *, names: Sequence[str] | None = None) -> Self:
+        """Run the FP32 model on pictures, on the CPU.
+
+        Args:
+            model: of the deployment.
+            pictures: at least one.
+            names: what to call them in messages, as many as there are; None numbers them from 1.
+
+        Raises:
+            DataError: there is no picture.
+            ModelError: the model fails, computes NaN, or its outputs are not what the task says.
+        """
+        source = Path(model.path)
+        with OnnxRuntimeEngine(source, threads=model.engine.threads, size_wh=model.input.size) as engine:
+            # Objects just under the threshold are answers as well, as in calibration's own trials.
+            task = tasks.build(below_threshold(model.task), engine.inputs, engine.outputs, source=model.path)
+            preprocess = Preprocessor(model.input, engine.inputs[0])
+            cases: list[_Case] = []
+            for index, picture in enumerate(pictures):
+                array, letterbox = preprocess(picture)
+                inputs = {engine.inputs[0].name: array.copy()}
+                outputs = {name: value.copy() for name, value in engine.infer(inputs).items()}
+                name = f"picture {index + 1}" if names is None else names[index]
+                _check_finite(outputs, source, name)
+                cases.append(_Case(name, inputs, letterbox, outputs, task.decode(outputs, letterbox)))
+            if not cases:
+                raise DataError(f"{source}: there is no picture to compare a plan with FP32 on")
+            return cls(tuple(cases), engine.outputs, task)
+
+    def compare(self, engine: Engine, limits: config.Parity) -> Parity:
+        """Run a candidate on the same pictures.
+
+        Args:
+            engine: of the same inputs and outputs by name and shape; outputs beyond FP32's are ignored.
+            limits: that its failures are told for.
+
+        Raises:
+            ModelError: an output is missing or has another shape, or the candidate cannot be run.
+        """
+        self._check_outputs(engine)
+        found: dict[str, list[Difference]] = {spec.name: [] for spec in self._outputs}
+        shares: list[float] = []
+        for case in self._cases:
+            outputs = engine.infer(case.inputs)
+            compared = {name: difference(value, outputs[name]) for name, value in case.outputs.items()}
+            for name, value in compared.items():
+                found[name].append(value)
+            # Decoding NaN would be to compare by chance.
+            finite = all(value.finite for value in compared.values())
+            share = closeness(case.answers, self._task.decode(outputs, case.letterbox)) if finite else 0.0
+            if share is not None:
+                shares.append(share)
+        agreement = math.fsum(shares) / len(shares) if shares else None
+        failures = [text for name, values in found.items() for text in self._failures(name, values, limits)]
+        if agreement is not None and agreement < limits.agreement:
+            failures.append(
+                f"the task's answers agree with FP32's to {_told(agreement, limits.agreement)},"
+                f" mean of {len(shares)} pictures (allowed: at least {limits.agreement:g})"
+            )
+        outputs_found = tuple(_summary(name, values) for name, values in found.items())
+        return Parity(len(self._cases), outputs_found, agreement, tuple(failures))
+
+    def _check_outputs(self, engine: Engine) -> None:
+        shapes = {spec.name: spec.shape for spec in engine.outputs}
+        for spec in self._outputs:
+            if spec.name not in shapes:
+                raise ModelError(
+                    f"output '{spec.name}' is missing in {engine.description}, which has: {', '.join(shapes) or 'none'}"
+                )
+            if shapes[spec.name] != spec.shape:
+                raise ModelError(
+                    f"output '{spec.name}' is {list(shapes[spec.name])} in {engine.description}, but {list(spec.shape)}"
+                    " in the FP32 model"
+                )
+
+    def _failures(self, name: str, values: Sequence[Difference], limits: config.Parity) -> list[str]:
+        """The limits that one output misses, each with the picture where it is worst."""
+        broken = [case.name for case, value in zip(self._cases, values, strict=True) if not value.finite]
+        if broken:
+            number = f"{len(broken)} of {len(values)} pictures"
+            return [f"output '{name}': holds NaN or infinite values on {number}, the first is {broken[0]}"]
+        failures: list[str] = []
+        at = min(range(len(values)), key=lambda index: values[index].cosine)
+        if values[at].cosine < limits.cosine:
+            told = _told(values[at].cosine, limits.cosine)
+            failures.append(
+                f"output '{name}': cosine {told} on {self._cases[at].name} (allowed: at least {limits.cosine:g})"
+            )
+        at = max(range(len(values)), key=lambda index: values[index].relative_error)
+        if limits.relative_error is not None and values[at].relative_error > limits.relative_error:
+            told = _told(values[at].relative_error, limits.relative_error)
+            failures.append(
+                f"output '{name}': relative error {told} on {self._cases[at].name}"
+                f" (allowed: at most {limits.relative_error:g})"
+            )
+        return failures
+
+
+def difference(reference: NDArray[Any], candidate: NDArray[Any]) -> Difference:
+    """Compare two arrays of one shape in double precision.
+
+    Two arrays of zeros are equal, with cosine 1; zeros against anything else have cosine 0 and an infinite relative
+    error, since there is neither a direction nor a magnitude to hold it against.
+
+    Args:
+        reference: finite.
+        candidate: with NaN or infinite values it has cosine 0 and an infinite relative error.
+    """
+    a, b = np.ravel(reference).astype(np.float64), np.ravel(candidate).astype(np.float64)
+    if not np.isfinite(b).all():
+        return Difference(0.0, math.inf, finite=False)
+    norms = float(np.linalg.norm(a)), float(np.linalg.norm(b))
+    if not any(norms):
+        return Difference(1.0, 0.0, finite=True)
+    if not all(norms):
+        return Difference(0.0, 1.0 if norms[0] else math.inf, finite=True)
+    # Rounding may leave the product a little above 1.
+    cosine = float(np.clip(np.dot(a / norms[0], b / norms[1]), -1.0, 1.0))
+    return Difference(cosine, float(np.abs(a - b).max() / np.abs(a).max()), finite=True)
+
+
+def _summary(name: str, values: Sequence[Difference]) -> OutputParity:
+    return OutputParity(
+        name,
+        min(value.cosine for value in values),
+        max(value.relative_error for value in values),
+        all(value.finite for value in values),
+    )
+
+
+def _check_finite(outputs: Tensors, source: Path, picture: str) -> None:
+    for name, value in outputs.items():
+        if not np.isfinite(value).all():
+            raise ModelError(
+                f"{source}: output '{name}' holds NaN or infinite values on {picture} in FP32 already; there is nothing"
+                " to compare a plan with"
+            )
+
+
+def _told(value: float, limit: float) -> str:
+    """With as many digits as it takes to differ from the limit that it misses."""
+    return next((text for digits in range(3, 17) if float(text := f"{value:.{digits}g}") != limit), repr(value))
