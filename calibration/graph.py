@@ -226,7 +226,9 @@ def depthwise(node: ir.Node) -> bool:
     return shape[1] == 1 if node.op_type == "Conv" else shape[0] == groups
 
 
-def match_layers(nodes: Iterable[ir.Node], rules: Sequence[config.LayerRule], *, key: str) -> set[str]:
+def match_layers(
+    nodes: Iterable[ir.Node], rules: Sequence[config.LayerRule], *, key: str, among: str = "would be quantized"
+) -> set[str]:
     """Names of the first outputs of the nodes that any of the rules chooses.
 
     An output's name identifies a node: node names may be empty or repeated.
@@ -235,6 +237,7 @@ def match_layers(nodes: Iterable[ir.Node], rules: Sequence[config.LayerRule], *,
         nodes: to choose from.
         rules: of the deployment.
         key: of the rules in the deployment, for messages.
+        among: what the nodes have in common, for messages.
 
     Raises:
         ConfigError: a rule matches no node, so that it does not do what its author meant.
@@ -246,9 +249,7 @@ def match_layers(nodes: Iterable[ir.Node], rules: Sequence[config.LayerRule], *,
         matched = [str(node.outputs[0].name) for node in candidates if _matches(node, rule)]
         if not matched:
             operators = ", ".join(sorted({node.op_type for node in candidates}))
-            problems.append(
-                f"{key}[{index}]: matches no layer that would be quantized; their operators are: {operators}"
-            )
+            problems.append(f"{key}[{index}]: matches no layer that {among}; their operators are: {operators}")
         chosen.update(matched)
     if problems:
         raise ConfigError(problems)

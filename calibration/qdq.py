@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from edge import config
 
-__all__ = ["QUANTIZABLE", "Placement", "insert"]
+__all__ = ["QUANTIZABLE", "Placement", "insert", "label"]
 
 QUANTIZABLE = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Operators that TensorRT and the DLA run in INT8 and that are worth it."""
@@ -82,11 +82,11 @@ def insert(model: ir.Model, scales: Mapping[str, float], rules: Sequence[config.
     skipped: list[tuple[str, str]] = []
     for node in candidates:
         if node.outputs[0].name in in_float:
-            kept.append(_label(node))
+            kept.append(label(node))
             continue
         missing = [str(value.name) for value in _activations(node) if value.name not in scales]
         if missing:
-            skipped.append((_label(node), f"no range for {', '.join(missing)}"))
+            skipped.append((label(node), f"no range for {', '.join(missing)}"))
             continue
         for index, value in enumerate(node.inputs[:2]):
             assert value is not None, "the quantizable operators have no optional input among the first two"
@@ -97,7 +97,7 @@ def insert(model: ir.Model, scales: Mapping[str, float], rules: Sequence[config.
     for node in layers:
         _quantize_residual(node, pairs)
     model.graph.sort()
-    return Placement(tuple(map(_label, layers)), tuple(kept), tuple(skipped), tuple(pairs.activations))
+    return Placement(tuple(map(label, layers)), tuple(kept), tuple(skipped), tuple(pairs.activations))
 
 
 class _Pairs:
@@ -189,6 +189,6 @@ def _quantize_residual(node: ir.Node, pairs: _Pairs) -> None:
             user.replace_input_with(index, pairs.activations[str(other.name)])
 
 
-def _label(node: ir.Node) -> str:
-    # What TensorRT's ONNX parser calls a node without a name.
+def label(node: ir.Node) -> str:
+    """A node's name, or what TensorRT's ONNX parser calls a node without one."""
     return node.name or f"node_of_{node.outputs[0].name}"

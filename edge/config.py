@@ -292,7 +292,8 @@ class Engine(Section, frozen=True, kw_only=True):
         Count | None, Meta(description="Scratch memory for the builder's tactics; default: half of what is free.")
     ] = None
     optimization_level: Annotated[
-        int | None, Meta(ge=0, le=5, description="How long TensorRT searches (8.6 and later); default: its own, 3.")
+        Annotated[int, Meta(ge=0, le=5)] | None,
+        Meta(description="How long TensorRT searches (8.6 and later); default: its own, 3."),
     ] = None
     parity: Parity = Parity()
     fallbacks: Annotated[

@@ -20,9 +20,18 @@ from edge.errors import ModelError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CACHE", "ENGINE_MANIFEST", "HISTOGRAMS", "INT8_MODEL", "MANIFEST", "PARTIAL", "PLAN", "PLACEMENT", "RANGES"]
+__all__ = ["CACHE", "ENGINE_MANIFEST", "HISTOGRAMS", "INT8_MODEL", "MANIFEST", "PARTIAL", "PLACEMENT", "PLAN", "RANGES"]
 __all__ += ["REPORT", "TIMING_CACHE", "Artifact", "Device", "EngineManifest", "Manifest", "ParityRecord"]
-__all__ += ["artifact_to_run", "cache_to_use", "engine_to_run", "outdated", "read", "read_engine", "sha256_of"]
+__all__ += [
+    "artifact_to_run",
+    "cache_to_use",
+    "engine_to_run",
+    "outdated",
+    "ranges_to_use",
+    "read",
+    "read_engine",
+    "sha256_of",
+]
 
 # What `edge-calibrate calibrate` leaves in the artifacts folder (DESIGN 16).
 CACHE = "calibration.cache"
@@ -107,8 +116,8 @@ class ParityRecord(Struct, frozen=True, kw_only=True):
     images: int
     cosine: float
     """Smallest, of all outputs and pictures."""
-    relative_error: float
-    """Largest."""
+    relative_error: float | None
+    """Largest; None where the plan gives NaN or infinite values."""
     agreement: float | None
     """Mean over the pictures; None where neither gives any answer."""
     failures: list[str]
@@ -270,8 +279,8 @@ def engine_to_run(model: config.Model) -> Artifact:
     manifest = read_engine(folder)
     if manifest is None or not path.is_file():
         raise ModelError(
-            f"models.{model.name}: {folder} holds no engine ({PLAN}, {ENGINE_MANIFEST}); run edge-calibrate build on this"
-            " device, or set engine.backend to onnxruntime"
+            f"models.{model.name}: {folder} holds no engine ({PLAN}, {ENGINE_MANIFEST}); run edge-calibrate build on"
+            " this device, or set engine.backend to onnxruntime"
         )
     differences = _differences(model, source, path, manifest)
     section = model.engine
@@ -292,17 +301,30 @@ def cache_to_use(model: config.Model, tensorrt: str) -> Path:
     Raises:
         ModelError: it is missing, or was made for another model, pre-processing or TensorRT; the message names what.
     """
+    return _calibrated(model, CACHE, tensorrt=tensorrt)
+
+
+def ranges_to_use(model: config.Model) -> Path:
+    """``ranges.json`` for a model, after checking that it is what the deployment means.
+
+    Raises:
+        ModelError: it is missing, or was made for another model or pre-processing; the message names what.
+    """
+    return _calibrated(model, RANGES)
+
+
+def _calibrated(model: config.Model, name: str, *, tensorrt: str | None = None) -> Path:
     source = Path(model.path)
     if not source.is_file():
         raise ModelError(f"models.{model.name}.path: {source}: no such model file")
     folder = model.artifacts_dir
-    path = folder / CACHE
+    path = folder / name
     manifest = read(folder)
     if manifest is None or not path.is_file():
         missing = path if manifest is not None else folder / MANIFEST
-        raise ModelError(f"{missing}: no such file; without it nobody knows what a cache is for: calibrate again")
+        raise ModelError(f"{missing}: no such file; without it nobody knows what {name} is for: calibrate again")
     differences = _differences(model, source, path, manifest)
-    if _version(tensorrt) != _version(manifest.tensorrt):
+    if tensorrt is not None and _version(tensorrt) != _version(manifest.tensorrt):
         differences.append(f"TensorRT is {tensorrt} but the cache is for {manifest.tensorrt}")
     if differences:
         raise ModelError(f"{path}: does not belong to this deployment: {'; '.join(differences)}; calibrate again")

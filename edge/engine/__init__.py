@@ -79,8 +79,8 @@ def artifact_of(model: config.Model) -> Artifact:
         return manifest.engine_to_run(model)
     if section.precision == "fp16":
         raise DeviceError(
-            f"models.{model.name}.engine.precision is fp16, which is for TensorRT, and TensorRT is not installed; allowed"
-            " without it: int8, fp32"
+            f"models.{model.name}.engine.precision is fp16, which is for TensorRT, and TensorRT is not installed;"
+            " allowed without it: int8, fp32"
         )
     return manifest.artifact_to_run(model, section.precision)
 

@@ -1,0 +1,492 @@
+"""From a deployment to a TensorRT engine on this device: the steps of ``edge-calibrate build`` in their order.
+
+Decide, build in a child process, compare the new engine with FP32 on real pictures, and only then let it replace the
+one in use. An engine that misses a limit of the deployment's ``parity`` is not installed; the deployment's fallbacks
+are tried instead, each in its turn. Whatever fails, the engine in use stays what it was.
+
+What TensorRT is told is ``recipe``'s to decide and ``builder``'s to do; how far an engine is off is ``parity``'s.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import logging
+import shutil
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import onnx_ir as ir
+
+import edge
+from calibration import cache, child, graph, observe, placement, qdq, typed
+from calibration.parity import Reference
+from calibration.ranges import Ranges
+from calibration.recipe import Recipe, Step, TensorIo, decide, pools, settings, trtexec, version
+from edge import files, manifest
+from edge.engine import open_engine
+from edge.errors import DataError, ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from calibration.events import Event
+    from calibration.images import ImageSet
+    from calibration.parity import Parity
+    from calibration.placement import Placement
+    from calibration.recipe import Decision
+    from edge import config
+    from edge.types import TensorSpec
+
+__all__ = ["Attempt", "Built", "Network", "Planned", "build", "needed", "network_of", "plan_build", "steps"]
+
+logger = logging.getLogger(__name__)
+
+_WORK = ".building-"
+BUILDER_LOG = "builder.log"
+"""What TensorRT said in the last build, also of one that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What a build needs to know of a model, found on the CPU."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    model: ir.Model
+    """FP32 as it was read, or with Q/DQ where it comes so, shapes fixed."""
+    fixed_here: bool
+    """The file leaves a dimension open, which the deployment fixes."""
+
+    @property
+    def quantized(self) -> bool:
+        """The model comes with Q/DQ of its own, as quantization-aware training leaves it."""
+        return graph.is_quantized(self.model)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One build, decided."""
+
+    decision: Decision
+    recipe: Recipe
+    trtexec: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One build, done."""
+
+    planned: Planned
+    seconds: float
+    placement: Placement
+    parity: Parity | None
+    """None where there were no pictures to compare on."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether every limit is kept."""
+        return self.parity is not None and not self.parity.failures
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What ``build`` did."""
+
+    folder: Path
+    manifest: manifest.EngineManifest | None
+    """Of the engine that was installed; None: the one that was there stays."""
+    attempts: tuple[Attempt, ...]
+    """All that were built, the installed one last."""
+
+
+def network_of(model: config.Model) -> Network:
+    """Read a model, and learn the shapes of its inputs and outputs by running it once on the CPU.
+
+    Raises:
+        ModelError: it cannot be read, or a dimension is open that the deployment does not fix.
+    """
+    source = Path(model.path)
+    loaded = graph.load(source)
+    on_cpu = msgspec.structs.replace(model.engine, providers=["cpu"])
+    with open_engine(source, on_cpu, size_wh=model.input.size) as engine:
+        inputs, outputs = engine.inputs, engine.outputs
+    by_name = {str(value.name): value for value in loaded.graph.inputs}
+    open_ = [spec for spec in inputs if not _is_fixed(by_name[spec.name])]
+    for spec in open_:
+        graph.fix_input(loaded, spec)
+    return Network(inputs, outputs, loaded, bool(open_))
+
+
+def steps(section: config.Engine, network: Network) -> list[Step]:
+    """What to try, in order: what the deployment asks for, then its fallbacks.
+
+    Fallbacks add up: normalisations that went to FP32 stay there. Those that would change nothing are left out, and so
+    is FP32 for the DLA, which does not run it.
+    """
+    found = [Step(section.precision)]
+    for fallback in section.fallbacks:
+        last = found[-1]
+        if last.precision == "fp32":
+            break
+        if fallback == "norm-fp32":
+            if not last.norm_fp32 and typed.norm_layers(network.model):
+                found.append(Step(last.precision, norm_fp32=True, fallback=fallback))
+        elif fallback != last.precision and not (fallback == "fp32" and section.dla is not None):
+            found.append(Step(fallback, norm_fp32=last.norm_fp32 and fallback != "fp32", fallback=fallback))
+    return found
+
+
+def plan_build(
+    model: config.Model,
+    device: manifest.Device,
+    network: Network,
+    work: Path,
+    step: Step,
+    *,
+    deployment: Path | None = None,
+    pictures: ImageSet | None = None,
+    free_bytes: int | None = None,
+) -> Planned:
+    """Decide one build, and write what it reads into ``work``.
+
+    Args:
+        model: of the deployment.
+        device: to build for.
+        network: of the model.
+        work: folder for the files that the build reads and leaves.
+        step: what of it.
+        deployment: the file, for TensorRT's own calibration.
+        pictures: of the calibration, for the same.
+        free_bytes: memory, of which the workspace is a part; None: what is free now.
+
+    Raises:
+        ConfigError: the deployment asks for what this TensorRT does not have, or a rule matches nothing.
+        DeviceError: it asks for a DLA that is not there.
+        ModelError: the calibration is missing, or is not of this deployment.
+    """
+    key = f"models.{model.name}.engine"
+    section = model.engine
+    decision = decide(section, device, step, key=key)
+    notes = list(decision.warnings)
+    if network.quantized and decision.quantization != "qdq":
+        raise ModelError(
+            f"{model.path}: has Q/DQ nodes of its own, which only quantization: qdq runs; this build takes"
+            f" {decision.quantization} ({'; '.join(decision.reasons)})"
+        )
+    parsed, source = _parsed(model, network, decision)
+    found = None
+    if decision.quantization in ("cache", "ranges", "calibrator"):
+        path = manifest.ranges_to_use(model) if decision.quantization != "calibrator" else None
+        found = None if path is None else msgspec.json.decode(path.read_bytes(), type=Ranges)
+    float_layers = _float_layers(model, parsed, decision, key, notes)
+    if decision.strongly_typed and decision.step.precision != "fp32":
+        done = typed.to_fp16(parsed, {name for name, kept in float_layers.items() if kept == "fp32"})
+        notes += done.notes
+        source = work / "model.typed.onnx"
+        ir.save(done.model, source)
+    elif network.fixed_here and not decision.strongly_typed and decision.quantization != "qdq":
+        source = work / "model.fixed.onnx"
+        ir.save(parsed, source)
+    recipe = Recipe(
+        model=str(source),
+        name=model.name,
+        tensorrt=device.tensorrt,
+        precision=decision.step.precision,
+        quantization=decision.quantization,
+        strongly_typed=decision.strongly_typed,
+        cache=_cache(model, device, decision, found, work, pictures, notes),
+        ranges=_amax(found) if decision.quantization == "ranges" else {},
+        float_layers={} if decision.strongly_typed else float_layers,
+        inputs=_io(network.inputs, section.input_format, found),
+        outputs=_io(network.outputs, section.output_format, found),
+        dla_core=decision.dla_core,
+        gpu_fallback=section.dla is None or section.dla.gpu_fallback,
+        pools=pools(
+            section,
+            on_dla=decision.dla_core is not None,
+            free_bytes=observe.available_bytes() if free_bytes is None else free_bytes,
+        ),
+        optimization_level=section.optimization_level,
+        timing_cache=str(model.artifacts_dir / manifest.TIMING_CACHE),
+        deployment=None if deployment is None else str(deployment),
+        out=str(work),
+    )
+    names = {str(node.outputs[0].name): node.name for node in parsed.graph if node.name}
+    command = trtexec(recipe, plan=str(model.artifacts_dir / manifest.PLAN), layer_names=names)
+    return Planned(decision, recipe, command, tuple(notes))
+
+
+def needed(model: config.Model, device: manifest.Device) -> list[str]:
+    """Why the engine has to be built again, one sentence each; empty where the one in use is up to date.
+
+    Raises:
+        ModelError: the engine's manifest is damaged, or a file that it depends on is missing.
+    """
+    folder = model.artifacts_dir
+    there = manifest.read_engine(folder)
+    if there is None:
+        return [f"{folder} holds no engine"]
+    then = there.device
+    pairs = [(name, getattr(then, name), getattr(device, name)) for name in ("tensorrt", "compute_capability")]
+    pairs += [("integrated", then.integrated, device.integrated)]
+    found = [f"{name} was {before} and is {now}" for name, before, now in pairs if before != now]
+    if there.dla_core is not None and not device.dla_cores:
+        found.append("it was built for the DLA, and there is none")
+    plan = folder / manifest.PLAN
+    if not plan.is_file() or manifest.sha256_of(plan) != there.files.get(manifest.PLAN):
+        found.append(f"{plan} is missing or was changed after it was written")
+    if there.requested != _requested(model, device):
+        found.append("the model, its calibration or the deployment has changed")
+    return found
+
+
+def build(
+    model: config.Model,
+    device: manifest.Device,
+    *,
+    deployment: Path,
+    pictures: ImageSet | None,
+    force: bool = False,
+    on_event: Callable[[Event], None] = lambda _: None,
+    on_attempt: Callable[[Planned], None] = lambda _: None,
+) -> Built:
+    """Build an engine for a device, and install it if it is close enough to FP32.
+
+    Args:
+        model: of the deployment.
+        device: this one, as ``edge.engine.tensorrt.probe`` finds it.
+        deployment: the file.
+        pictures: of the calibration; the engine is compared with FP32 on some of them.
+        force: install what the deployment asks for, whatever the comparison says, or without one.
+        on_event: called with what the builder reports.
+        on_attempt: called with what is about to be built.
+
+    Returns:
+        What was built; its ``manifest`` is None where nothing passed.
+
+    Raises:
+        ConfigError: the deployment asks for what this TensorRT does not have, or a rule matches nothing.
+        DataError: there are no pictures to compare on.
+        DeviceError: the DLA that is asked for is not there, or the builder ran out of memory.
+        ModelError: the model cannot be built, or the calibration is not of this deployment.
+    """
+    if pictures is None and not force:
+        raise DataError(
+            f"models.{model.name}: there are no pictures to compare the new engine with FP32 on; give --images, or"
+            " --force to install it unchecked"
+        )
+    folder = model.artifacts_dir
+    done: list[Attempt] = []
+    with files.folder_lock(folder):
+        network = network_of(model)
+        reference = None if pictures is None else _reference(model, pictures)
+        for step in steps(model.engine, network)[: 1 if force else None]:
+            with _workshop(folder) as work:
+                planned = plan_build(model, device, network, work, step, deployment=deployment, pictures=pictures)
+                on_attempt(planned)
+                attempt, record = _attempt(model, device, planned, work, reference, on_event)
+                done.append(attempt)
+                if attempt.passed or force:
+                    _install(folder, work, record)
+                    return Built(folder, record, tuple(done))
+                assert attempt.parity is not None, "without pictures, and without force, nothing is built"
+                logger.warning("%s: not installed: %s", step, "; ".join(attempt.parity.failures))
+    return Built(folder, None, tuple(done))
+
+
+def _attempt(
+    model: config.Model,
+    device: manifest.Device,
+    planned: Planned,
+    work: Path,
+    reference: Reference | None,
+    on_event: Callable[[Event], None],
+) -> tuple[Attempt, manifest.EngineManifest]:
+    outcome = child.run(planned.recipe, on_event=on_event)
+    placed = placement.read_folder(work)
+    (work / manifest.PLACEMENT).write_bytes(msgspec.json.format(msgspec.json.encode(placed.to_json()), indent=2))
+    record = _record(model, device, planned, work)
+    compared = None
+    if reference is not None:
+        plan = work / manifest.PLAN
+        with open_engine(plan, model.engine, built=record) as engine:
+            compared = reference.compare(engine, model.engine.parity)
+        record = msgspec.structs.replace(record, parity=compared.record())
+    return Attempt(planned, outcome.seconds, placed, compared), record
+
+
+@contextmanager
+def _workshop(folder: Path) -> Iterator[Path]:
+    """A scratch folder on the file system of the result. What TensorRT said outlives it."""
+    for stale in folder.glob(f"{_WORK}*"):  # of a process that was killed: the lock is ours
+        shutil.rmtree(stale)
+    with tempfile.TemporaryDirectory(prefix=_WORK, dir=folder) as work:
+        try:
+            yield Path(work)
+        finally:
+            log = Path(work) / BUILDER_LOG
+            if log.is_file():
+                log.replace(folder / BUILDER_LOG)
+
+
+def _install(folder: Path, work: Path, record: manifest.EngineManifest) -> None:
+    encoded = msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+    with files.replacing(folder, last=manifest.ENGINE_MANIFEST) as scratch:
+        for name in (*record.files, manifest.TIMING_CACHE):
+            if (work / name).is_file():
+                (work / name).replace(scratch / name)
+        (scratch / manifest.ENGINE_MANIFEST).write_bytes(encoded)
+
+
+def _record(model: config.Model, device: manifest.Device, planned: Planned, work: Path) -> manifest.EngineManifest:
+    source = Path(model.path)
+    decision, recipe = planned.decision, planned.recipe
+    written = [manifest.PLAN, manifest.PLACEMENT]
+    if decision.quantization == "calibrator" and recipe.cache is not None:
+        written.append(Path(recipe.cache).name)
+    return manifest.EngineManifest(
+        tool=f"jetson-edge {edge.__version__}",
+        created_at=dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+        model=model.name,
+        model_sha256=manifest.sha256_of(source),
+        model_data={path.name: manifest.sha256_of(path) for path in graph.data_files(source)},
+        input=model.input,
+        precision=decision.step.precision,
+        quantization=decision.quantization,
+        dla_core=decision.dla_core,
+        fallback=decision.step.fallback,
+        device=device,
+        requested=_requested(model, device),
+        io_scales={io.name: io.scale for io in (*recipe.inputs, *recipe.outputs) if io.scale is not None},
+        parity=None,
+        files={name: manifest.sha256_of(work / name) for name in written if (work / name).is_file()},
+    )
+
+
+def _requested(model: config.Model, device: manifest.Device) -> str:
+    """Digest of everything that an engine depends on."""
+    source = Path(model.path)
+    if not source.is_file():
+        raise ModelError(f"models.{model.name}.path: {source}: no such model file")
+    calibrated = manifest.read(model.artifacts_dir) if model.engine.precision == "int8" else None
+    evidence: dict[str, Any] = {
+        "model": [manifest.sha256_of(path) for path in (source, *graph.data_files(source))],
+        "input": msgspec.to_builtins(model.input),
+        "engine": settings(model.engine),
+        "calibration": None if calibrated is None else [calibrated.files, calibrated.fp16_layers],
+        "device": [device.tensorrt, device.compute_capability, device.integrated, bool(device.dla_cores)],
+    }
+    return hashlib.sha256(msgspec.json.encode(evidence, order="deterministic")).hexdigest()
+
+
+def _parsed(model: config.Model, network: Network, decision: Decision) -> tuple[ir.Model, Path]:
+    """The graph that TensorRT parses, and its file."""
+    if decision.quantization != "qdq" or network.quantized:
+        return network.model, Path(model.path)
+    path = manifest.artifact_to_run(model, "int8").path
+    return graph.load(path), path
+
+
+def _float_layers(
+    model: config.Model, parsed: ir.Model, decision: Decision, key: str, notes: list[str]
+) -> dict[str, Any]:
+    """Precision of single layers by the name of their first output."""
+    found: dict[str, Any] = {}
+    if decision.quantization in ("cache", "ranges", "calibrator"):
+        record = manifest.read(model.artifacts_dir)
+        wanted = set() if record is None else set(record.fp16_layers)
+        by_label = {qdq.label(node): str(node.outputs[0].name) for node in parsed.graph}
+        found |= {by_label[name]: "fp16" for name in wanted if name in by_label}
+        if wanted - by_label.keys():
+            names = ", ".join(sorted(wanted - by_label.keys()))
+            notes.append(f"layers that calibration kept in floating point are not in the model by that name: {names}")
+    nodes = [node for node in parsed.graph if not node.op_type.endswith("QuantizeLinear")]
+    kept = graph.match_layers(nodes, model.engine.fp32, key=f"{key}.fp32", among="is in the model")
+    if decision.step.norm_fp32:
+        kept |= typed.norm_layers(parsed)
+    return found | dict.fromkeys(sorted(kept), "fp32")
+
+
+def _cache(
+    model: config.Model,
+    device: manifest.Device,
+    decision: Decision,
+    found: Ranges | None,
+    work: Path,
+    pictures: ImageSet | None,
+    notes: list[str],
+) -> str | None:
+    """The calibration cache of a build, for this very TensorRT: it skips one of another version without a word."""
+    if decision.quantization == "calibrator":
+        if pictures is None:
+            raise DataError(f"models.{model.name}: engine.quantization is calibrator, and there are no pictures")
+        name = _calibrator_cache(model, device, pictures)
+        earlier = model.artifacts_dir / name
+        if earlier.is_file():
+            shutil.copy(earlier, work / name)
+            notes.append(f"{earlier}: TensorRT's own calibration of the same model and pictures is used again")
+        return str(work / name)
+    if decision.quantization != "cache":
+        return None
+    assert found is not None
+    record = manifest.read(model.artifacts_dir)
+    if record is not None and version(record.tensorrt) == version(device.tensorrt):
+        return str(manifest.cache_to_use(model, device.tensorrt))
+    path = work / manifest.CACHE
+    path.write_text(cache.render(found.scales, tensorrt=device.tensorrt), encoding="utf-8")
+    before = "another version" if record is None else record.tensorrt
+    notes.append(
+        f"{manifest.CACHE} is for TensorRT {before}: written anew from {manifest.RANGES} for {device.tensorrt}"
+    )
+    return str(path)
+
+
+def _calibrator_cache(model: config.Model, device: manifest.Device, pictures: ImageSet) -> str:
+    """Name of the cache that TensorRT's calibrator writes: another model, picture or pre-processing, another name."""
+    content = [
+        manifest.sha256_of(Path(model.path)),
+        msgspec.to_builtins(model.input),
+        sorted(file.sha256 for file in pictures.used),
+        device.tensorrt,
+    ]
+    return f"tensorrt-{hashlib.sha256(msgspec.json.encode(content, order='deterministic')).hexdigest()[:12]}.cache"
+
+
+def _io(specs: Sequence[TensorSpec], wanted: str, found: Ranges | None) -> tuple[TensorIo, ...]:
+    dtype, layout = wanted.split(":")
+    tensors = []
+    for spec in specs:
+        if spec.dtype != "float32":  # an index or a count stays what it is
+            continue
+        scale = None
+        if dtype == "int8":
+            entry = None if found is None else found.tensors.get(spec.name)
+            if entry is None:
+                raise ModelError(f"tensor '{spec.name}' has no range, which an INT8 input or output needs")
+            scale = entry.scale
+        # Layouts are about channels, rows and columns.
+        plain = layout if len(spec.shape) == 4 else "chw"
+        tensors.append(TensorIo(name=spec.name, shape=spec.shape, dtype=dtype, layout=plain, scale=scale))  # type: ignore[arg-type]
+    return tuple(tensors)
+
+
+def _amax(found: Ranges | None) -> dict[str, float]:
+    return {} if found is None else {name: entry.amax for name, entry in found.tensors.items()}
+
+
+def _reference(model: config.Model, pictures: ImageSet) -> Reference:
+    """FP32's answers to some of the pictures, spread evenly over them."""
+    count = min(model.engine.parity.images, len(pictures))
+    chosen = [part * len(pictures) // count for part in range(count)]
+    names = [pictures.used[index].path.name for index in chosen]
+    return Reference.of(model, (pictures.load(index) for index in chosen), names=names)
+
+
+def _is_fixed(value: ir.Value) -> bool:
+    return value.shape is not None and value.shape.is_static()
