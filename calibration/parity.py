@@ -109,13 +109,12 @@ class Reference:
     _task: Task
 
     @classmethod
-    def of(cls, model: config.Model, pictures: Iterable[Image], *, names: Sequence[str] | None = None) -> Self:
+    def of(cls, model: config.Model, pictures: Iterable[tuple[str, Image]]) -> Self:
         """Run the FP32 model on pictures, on the CPU.
 
         Args:
             model: of the deployment.
-            pictures: at least one.
-            names: what to call them in messages, as many as there are; None numbers them from 1.
+            pictures: at least one, each with what to call it in messages.
 
         Raises:
             DataError: there is no picture.
@@ -127,11 +126,10 @@ class Reference:
             task = tasks.build(below_threshold(model.task), engine.inputs, engine.outputs, source=model.path)
             preprocess = Preprocessor(model.input, engine.inputs[0])
             cases: list[_Case] = []
-            for index, picture in enumerate(pictures):
+            for name, picture in pictures:
                 array, letterbox = preprocess(picture)
                 inputs = {engine.inputs[0].name: array.copy()}
-                outputs = {name: value.copy() for name, value in engine.infer(inputs).items()}
-                name = f"picture {index + 1}" if names is None else names[index]
+                outputs = {output: value.copy() for output, value in engine.infer(inputs).items()}
                 _check_finite(outputs, source, name)
                 cases.append(_Case(name, inputs, letterbox, outputs, task.decode(outputs, letterbox)))
             if not cases:

@@ -72,13 +72,13 @@ def model(build_model: Callable[..., ir.Model], rng: np.random.Generator, tmp_pa
 
 
 @pytest.fixture
-def pictures(rng: np.random.Generator) -> list[Image]:
-    return [rng.integers(0, 256, (8, 8, 3), np.uint8) for _ in NAMES]
+def pictures(rng: np.random.Generator) -> list[tuple[str, Image]]:
+    return [(name, rng.integers(0, 256, (8, 8, 3), np.uint8)) for name in NAMES]
 
 
 @pytest.fixture
-def reference(model: config.Model, pictures: list[Image]) -> Reference:
-    return Reference.of(model, pictures, names=NAMES)
+def reference(model: config.Model, pictures: list[tuple[str, Image]]) -> Reference:
+    return Reference.of(model, pictures)
 
 
 @pytest.fixture
@@ -214,21 +214,16 @@ class TestReference:
         with pytest.raises(ModelError, match=r"output 'out' is \[1, 4\] in TensorRT .* but \[1, 3\] in the FP32 model"):
             reference.compare(other, STRICT)
 
-    def test_pictures_without_names_are_numbered(
-        self, model: config.Model, pictures: list[Image], candidate: Candidate
-    ) -> None:
-        unnamed = Reference.of(model, pictures)
-
-        found = unnamed.compare(replace(candidate, spoil=lambda outputs: {"out": -outputs["out"]}), STRICT)
-
-        assert " on picture " in found.failures[0]
-
     def test_no_picture_is_an_error(self, model: config.Model) -> None:
         with pytest.raises(DataError, match=r"kind\.onnx: there is no picture"):
             Reference.of(model, [])
 
     def test_model_that_is_not_finite_itself_is_an_error(
-        self, build_model: Callable[..., ir.Model], model: config.Model, pictures: list[Image], tmp_path: Path
+        self,
+        build_model: Callable[..., ir.Model],
+        model: config.Model,
+        pictures: list[tuple[str, Image]],
+        tmp_path: Path,
     ) -> None:
         nodes = [
             helper.make_node("GlobalAveragePool", ["images"], ["pooled"]),
@@ -239,7 +234,7 @@ class TestReference:
         broken = msgspec.structs.replace(model, path=str(tmp_path / "broken.onnx"))
 
         with pytest.raises(ModelError, match=r"broken\.onnx: output 'out' holds NaN .* on a\.jpg in FP32 already"):
-            Reference.of(broken, pictures, names=NAMES)
+            Reference.of(broken, pictures)
 
     @pytest.mark.parametrize(("factor", "agreement"), [(1.0, None), (np.nan, 0.0)], ids=["same", "nan"])
     def test_pictures_without_answers_agree_in_nothing_unless_the_candidate_is_broken(
@@ -259,7 +254,7 @@ class TestReference:
             spoil=lambda outputs: {name: value * np.float32(factor) for name, value in outputs.items()},
         )
 
-        found = Reference.of(faces, [np.full((320, 320, 3), 114, np.uint8)]).compare(broken, STRICT)
+        found = Reference.of(faces, [("grey.png", np.full((320, 320, 3), 114, np.uint8))]).compare(broken, STRICT)
 
         assert found.agreement == agreement
         assert any("agree" in text for text in found.failures) is (agreement is not None)
