@@ -484,8 +484,7 @@ def _reference(model: config.Model, pictures: ImageSet) -> Reference:
     """FP32's answers to some of the pictures, spread evenly over them."""
     count = min(model.engine.parity.images, len(pictures))
     chosen = [part * len(pictures) // count for part in range(count)]
-    names = [pictures.used[index].path.name for index in chosen]
-    return Reference.of(model, (pictures.load(index) for index in chosen), names=names)
+    return Reference.of(model, ((pictures.used[index].path.name, pictures.load(index)) for index in chosen))
 
 
 def _is_fixed(value: ir.Value) -> bool:

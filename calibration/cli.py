@@ -286,6 +286,73 @@ def evaluate(
         raise click.exceptions.Exit(ExitCode.LIMIT_EXCEEDED)
 
 
+@cli.command()
+@deployment_argument
+@_MODEL
+@_IMAGES
+@click.option("--if-needed", is_flag=True, help="Do nothing where the engine is up to date.")
+@click.option("--dry-run", is_flag=True, help="Say what would be built and why, with the same as a trtexec command.")
+@click.option("--force", is_flag=True, help="Install what the deployment asks for, whatever the comparison says.")
+@click.option(
+    "--tensorrt", metavar="VERSION", help="For --dry-run on another machine, such as 10.3.0; default: the deployment's."
+)
+@click.option("--dla-cores", type=click.IntRange(0, 2), help="For --dry-run on another machine; default: 2 (AGX Orin).")
+@_JSON_OUT
+@verbosity_options
+def build(
+    deployment: Path,
+    model_name: str | None,
+    images: Path | None,
+    if_needed: bool,
+    dry_run: bool,
+    force: bool,
+    tensorrt: str | None,
+    dla_cores: int | None,
+    json_path: Path | None,
+) -> None:
+    """Build the TensorRT engine of a deployment on this device, and install it if it is close enough to FP32.
+
+    \b
+    Leaves in the model's artifacts folder:
+      engine.plan         the engine, as trtexec and Triton load it too
+      engine.json         what it was built from and for; edge-daemon refuses it on another device
+      engine.layers.json  where each layer runs, and in which precision
+      timing.cache        what TensorRT has timed, for the next build
+      builder.log         what TensorRT said
+
+    The new engine runs some of the calibration's pictures and is compared with FP32 in onnxruntime. One that misses a
+    limit of engine.parity is not installed; engine.fallbacks are tried in their order. If none passes, the exit code is
+    1 and the engine in use stays, as it does when a build fails or is killed.
+
+    \b
+    Example, on the device, and on a laptop:
+      edge-calibrate build configs/demo.yaml --if-needed
+      edge-calibrate build configs/demo.yaml --dry-run --tensorrt 10.3.0
+    """
+    from calibration import building
+
+    if not dry_run and (tensorrt is not None or dla_cores is not None):
+        raise click.UsageError("--tensorrt and --dla-cores are for --dry-run; an engine is built for this device")
+    models = _chosen(config.load(deployment), model_name, deployment)
+    if json_path is not None:
+        _one_model("--json", models)
+        _writable(json_path)
+    device = building.elsewhere(models[0], tensorrt, dla_cores) if dry_run else None
+    quiet = json_path == Path("-")
+    passed = True
+    for model in models:
+        pictures = partial(_parity_pictures, model, images, optional=dry_run or force)
+        if device is not None:
+            document = building.show_plan(model, deployment, device, pictures, quiet=quiet)
+        else:
+            document = building.run(model, deployment, pictures, if_needed=if_needed, force=force, quiet=quiet)
+            passed = passed and document["installed"]
+        if json_path is not None:
+            _write_json(document, json_path)
+    if not passed:
+        raise click.exceptions.Exit(ExitCode.LIMIT_EXCEEDED)
+
+
 @cli.group()
 def cache() -> None:
     """Read and write TensorRT calibration caches."""
@@ -451,6 +518,25 @@ def _evaluation_pictures(model: config.Model, images: Path | None, deployment: P
             [f"{deployment}: models.{model.name}.evaluation is missing; it names the pictures (or give --images)"]
         )
     return _collect(section.images, exclude=seen)
+
+
+def _parity_pictures(model: config.Model, images: Path | None, *, optional: bool) -> ImageSet | None:
+    """The pictures that an engine is compared with FP32 on: the calibration's, else the evaluation's; None: none."""
+    from calibration import console
+
+    try:
+        if images is not None:
+            return _collect(str(images))
+        if model.calibration is not None:
+            section = model.calibration
+            return _collect(section.images, count=section.count, seed=section.seed)
+        if model.evaluation is not None:
+            return _collect(model.evaluation.images, count=model.engine.parity.images)
+    except DataError as error:
+        if not optional:
+            raise
+        console.warn(str(error))
+    return None
 
 
 def _one_model(option: str, models: list[config.Model]) -> None:

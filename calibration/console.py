@@ -7,6 +7,7 @@ the level of this package's logger; progress is silent where that silences infor
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from calibration.agreement import Agreement
     from calibration.evaluate import Evaluation
 
-__all__ = ["Progress", "progress", "show_evaluation", "status", "table", "warn"]
+__all__ = ["Progress", "activity", "progress", "show_evaluation", "status", "table", "warn"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,32 @@ def status(title: str) -> Iterator[None]:
 
     with Console(stderr=True).status(title), _logging_above_it():
         yield
+
+
+@contextmanager
+def activity(title: str) -> Iterator[Callable[[str], None]]:
+    """Show what long work is at: one line that changes on a terminal; elsewhere a log line for each new text.
+
+    Steps that are counted in the text (``timing 3/40``) do not make it a new one.
+    """
+    if not logger.isEnabledFor(logging.INFO):
+        yield lambda _: None
+    elif sys.stderr.isatty():
+        from rich.console import Console
+        from rich.markup import escape
+
+        with Console(stderr=True).status(title) as shown, _logging_above_it():
+            yield lambda text: shown.update(escape(f"{title}: {text}" if text else title))
+    else:
+        told: set[str] = set()
+
+        def tell(text: str) -> None:
+            what = re.sub(r" \d+/\d+", "", text)
+            if what and what not in told:
+                told.add(what)
+                logger.info("%s: %s", title, what)
+
+        yield tell
 
 
 def warn(text: str) -> None:

@@ -1,0 +1,236 @@
+"""What a person sees of ``edge-calibrate build``: decisions, progress, outcome. The work is done in ``build``."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+from edge.engine.tensorrt import probe
+
+from calibration import build, console, events
+from calibration.recipe import Step, version
+from edge import config, manifest
+from edge.engine import backend_of
+from edge.errors import ConfigError
+from edge.systemd import notify
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from calibration.images import ImageSet
+
+__all__ = ["elsewhere", "run", "show_plan"]
+
+logger = logging.getLogger(__name__)
+
+_NOTIFY_PERIOD_S = 10
+_EXTEND_S = 120
+"""How much longer than now systemd shall wait for a unit that builds before it starts."""
+
+
+def elsewhere(model: config.Model, tensorrt: str | None, dla_cores: int | None) -> manifest.Device:
+    """The device that a dry run is for: this one, or an Orin with what is said of it.
+
+    Raises:
+        ConfigError: the version is none that engines are built with.
+    """
+    if tensorrt is None and dla_cores is None and backend_of(config.Engine()) == "tensorrt":
+        return probe()
+    section = model.calibration
+    assumed = tensorrt or (section.tensorrt if section is not None else "10.3.0")
+    try:
+        known = version(assumed) >= (8, 5, 0)
+    except ValueError:
+        known = False
+    if not known:
+        raise ConfigError([f"--tensorrt is {assumed}; expected a version from 8.5 on, such as 10.3.0"])
+    cores = 2 if dla_cores is None else dla_cores
+    return manifest.Device(
+        name="Orin (assumed)",
+        tensorrt=assumed,
+        compute_capability="8.7",
+        integrated=True,
+        dla_cores=cores,
+        cuda="",
+    )
+
+
+def show_plan(
+    model: config.Model,
+    deployment: Path,
+    device: manifest.Device,
+    pictures: Callable[[], ImageSet | None],
+    *,
+    quiet: bool,
+) -> dict[str, Any]:
+    """Say what ``build`` would do, and why; return the same as a document."""
+    network = build.network_of(model)
+    found = pictures()
+    with tempfile.TemporaryDirectory() as work:
+        planned = build.plan_build(
+            model,
+            device,
+            network,
+            Path(work),
+            Step(model.engine.precision),
+            deployment=deployment,
+            pictures=found,
+        )
+    steps = [str(step) for step in build.steps(model.engine, network)]
+    command = planned.trtexec.replace(str(work), str(model.artifacts_dir))
+    document = {
+        "model": model.name,
+        "device": msgspec.to_builtins(device),
+        "decision": msgspec.to_builtins(planned.decision),
+        "recipe": msgspec.to_builtins(planned.recipe),
+        "steps": steps,
+        "pictures": 0 if found is None else min(model.engine.parity.images, len(found)),
+        "notes": list(planned.notes),
+        "trtexec": command,
+    }
+    if quiet:
+        return document
+    for note in planned.notes:
+        console.warn(note)
+    recipe = planned.recipe
+    rows = [
+        ("device", f"{device.name}, TensorRT {device.tensorrt}, {device.dla_cores} DLA cores"),
+        *(("", reason) if index else ("decisions", reason) for index, reason in enumerate(planned.decision.reasons)),
+        ("workspace", f"{recipe.pools.workspace / 2**20:.0f} MiB"),
+        ("single layers", f"{len(recipe.float_layers)} kept in floating point" if recipe.float_layers else "none"),
+        ("compared on", f"{document['pictures']} pictures" if found is not None else "nothing: build needs --images"),
+        ("in this order", " -> ".join(steps)),
+    ]
+    console.table(f"{model.name}: what build would do", ("", ""), rows)
+    click.echo(command)
+    return document
+
+
+def run(
+    model: config.Model,
+    deployment: Path,
+    pictures: Callable[[], ImageSet | None],
+    *,
+    if_needed: bool,
+    force: bool,
+    quiet: bool,
+) -> dict[str, Any]:
+    """Build, and say what came of it; return the same as a document."""
+    device = probe()
+    reasons = build.needed(model, device) if if_needed else []
+    if if_needed and not reasons:
+        if not quiet:
+            click.echo(f"{model.artifacts_dir / manifest.PLAN}: is up to date")
+        return {"model": model.name, "installed": True, "built": False, "attempts": []}
+    for reason in reasons:
+        logger.info("models.%s: %s", model.name, reason)
+    with _progress(model.name) as progress:
+        built = build.build(
+            model,
+            device,
+            deployment=deployment,
+            pictures=pictures(),
+            force=force,
+            on_event=progress.on_event,
+            on_attempt=progress.on_attempt,
+        )
+    if not quiet:
+        _show(model, built)
+    return {
+        "model": model.name,
+        "installed": built.manifest is not None,
+        "built": True,
+        "attempts": [_attempt_json(attempt) for attempt in built.attempts],
+        "manifest": None if built.manifest is None else msgspec.to_builtins(built.manifest),
+    }
+
+
+def _show(model: config.Model, built: build.Built) -> None:
+    rows = [_attempt_row(attempt) for attempt in built.attempts]
+    columns = ("engine", "built in", "cosine", "relative error", "agreement", "limits")
+    console.table(f"{model.name}: engines that were built, against FP32", columns, rows)
+    last = built.attempts[-1]
+    console.table(f"{model.name}: where the last one runs", ("", ""), last.placement.rows())
+    if built.manifest is None:
+        console.warn(
+            f"{model.name}: no engine kept the limits of engine.parity; the one in use, if any, stays. --force installs"
+            " what the deployment asks for"
+        )
+        return
+    for name in (*built.manifest.files, manifest.ENGINE_MANIFEST, build.BUILDER_LOG):
+        click.echo(str(built.folder / name))
+
+
+def _attempt_row(attempt: build.Attempt) -> tuple[str, ...]:
+    compared = attempt.parity
+    title = str(attempt.planned.decision.step)
+    if compared is None:
+        return title, f"{attempt.seconds:.0f} s", "-", "-", "-", "not compared"
+    record = compared.record()
+    error = "-" if record.relative_error is None else f"{record.relative_error:.4f}"
+    agreed = "-" if record.agreement is None else f"{record.agreement:.4f}"
+    verdict = "missed" if record.failures else "kept"
+    return title, f"{attempt.seconds:.0f} s", f"{record.cosine:.5f}", error, agreed, verdict
+
+
+def _attempt_json(attempt: build.Attempt) -> dict[str, Any]:
+    return {
+        "step": msgspec.to_builtins(attempt.planned.decision.step),
+        "reasons": list(attempt.planned.decision.reasons),
+        "notes": list(attempt.planned.notes),
+        "seconds": attempt.seconds,
+        "parity": None if attempt.parity is None else msgspec.to_builtins(attempt.parity.record()),
+        "placement": attempt.placement.to_json(),
+    }
+
+
+class _Progress:
+    """Follows the builder: a line on a terminal that says what it is at, a log line for each phase elsewhere."""
+
+    def __init__(self, name: str, show: Callable[[str], None]) -> None:
+        self._name = name
+        self._show = show
+        self._phases: dict[str, list[int]] = {}
+        self._told_s = 0.0
+
+    def on_attempt(self, planned: build.Planned) -> None:
+        self._phases.clear()
+        for note in planned.notes:
+            console.warn(note)
+        decision = planned.decision
+        where = "the GPU" if decision.dla_core is None else f"DLA core {decision.dla_core}"
+        logger.info("%s: building for %s: %s", self._name, where, decision.step)
+
+    def on_event(self, event: events.Event) -> None:
+        if isinstance(event, events.Phase):
+            self._phases[event.name] = [0, event.steps]
+        elif isinstance(event, events.Step) and event.name in self._phases:
+            self._phases[event.name][0] = event.step + 1
+        elif isinstance(event, events.Finished):
+            self._phases.pop(event.name, None)
+        elif isinstance(event, events.Log) and event.severity in ("warning", "error"):
+            logger.debug("TensorRT: %s", event.text)
+        text = " > ".join(
+            f"{name} {done}/{steps}" if steps > 1 else name for name, (done, steps) in self._phases.items()
+        )
+        self._show(text)
+        self._tell_systemd(text)
+
+    def _tell_systemd(self, text: str) -> None:
+        """Keep systemd from stopping a unit whose ExecStartPre builds: it takes minutes, and systemd waits 90 s."""
+        now_s = time.monotonic()
+        if now_s - self._told_s >= _NOTIFY_PERIOD_S:
+            self._told_s = now_s
+            notify(f"STATUS=building {self._name}: {text}", f"EXTEND_TIMEOUT_USEC={_EXTEND_S * 1_000_000}")
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[_Progress]:
+    with console.activity(f"building {name}") as show:
+        yield _Progress(name, show)
