@@ -15,7 +15,7 @@ ROOMS = {
     "calibration": ["calibration/"],
     "cv2": ["edge/image.py", "edge/sources/clip.py", "edge/sources/video.py", "edge/tasks/", "calibration/annotate.py"],
     "jinja2": ["calibration/report.py"],
-    "onnx": ["calibration/graph.py", "calibration/segments.py"],
+    "onnx": ["calibration/graph.py", "calibration/segments.py", "calibration/typed.py"],
     "onnx_ir": [
         "calibration/graph.py",
         "calibration/qdq.py",
@@ -24,6 +24,7 @@ ROOMS = {
         "calibration/rules.py",
         "calibration/segments.py",
         "calibration/trial.py",
+        "calibration/typed.py",
     ],
     "onnxruntime": ["edge/engine/onnxruntime.py", "calibration/observe.py"],
     "paho": ["edge/publish/mqtt.py"],
