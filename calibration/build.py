@@ -185,9 +185,10 @@ def plan_build(
         path = manifest.ranges_to_use(model) if decision.quantization != "calibrator" else None
         found = None if path is None else msgspec.json.decode(path.read_bytes(), type=Ranges)
     float_layers = _float_layers(model, parsed, decision, key, notes)
-    if decision.strongly_typed and decision.step.precision != "fp32":
-        done = typed.to_fp16(parsed, {name for name, kept in float_layers.items() if kept == "fp32"})
-        notes += done.notes
+    if decision.strongly_typed and decision.precision != "fp32":
+        copy = ir.from_proto(ir.to_proto(parsed))
+        done = typed.to_fp16(copy, {name for name, kept in float_layers.items() if kept == "fp32"})
+        notes += _typing_notes(done)
         source = work / "model.typed.onnx"
         ir.save(done.model, source)
     elif network.fixed_here and not decision.strongly_typed and decision.quantization != "qdq":
@@ -197,7 +198,7 @@ def plan_build(
         model=str(source),
         name=model.name,
         tensorrt=device.tensorrt,
-        precision=decision.step.precision,
+        precision=decision.precision,
         quantization=decision.quantization,
         strongly_typed=decision.strongly_typed,
         cache=_cache(model, device, decision, found, work, pictures, notes),
@@ -357,7 +358,7 @@ def _record(model: config.Model, device: manifest.Device, planned: Planned, work
         model_sha256=manifest.sha256_of(source),
         model_data={path.name: manifest.sha256_of(path) for path in graph.data_files(source)},
         input=model.input,
-        precision=decision.step.precision,
+        precision=decision.precision,
         quantization=decision.quantization,
         dla_core=decision.dla_core,
         fallback=decision.step.fallback,
@@ -411,6 +412,16 @@ def _float_layers(
     if decision.step.norm_fp32:
         kept |= typed.norm_layers(parsed)
     return found | dict.fromkeys(sorted(kept), "fp32")
+
+
+def _typing_notes(done: typed.Typed) -> list[str]:
+    """What FP16 could not hold."""
+    told = (
+        (done.saturated, f"weights with values beyond FP16, which are {typed.MOST:g} now"),
+        (done.raised, "scales of quantized weights that are raised to FP16's smallest"),
+        (done.float_pairs, "Q/DQ pairs that stay in FP32, since FP16 does not hold their scale"),
+    )
+    return [f"{len(names)} {what}: {', '.join(names[:5])}{', ...' * (len(names) > 5)}" for names, what in told if names]
 
 
 def _cache(

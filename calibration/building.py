@@ -209,7 +209,7 @@ class _Progress:
 
     def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.Phase):
-            self._phases[event.name] = [0, event.steps]
+            self._phases[event.name] = [0, event.steps or 0]
         elif isinstance(event, events.Step) and event.name in self._phases:
             self._phases[event.name][0] = event.step + 1
         elif isinstance(event, events.Finished):

@@ -118,6 +118,11 @@ class Decision:
     """Why, one sentence each."""
     warnings: tuple[str, ...] = ()
 
+    @property
+    def precision(self) -> Precision:
+        """Of the engine as a whole."""
+        return self.step.precision
+
 
 def version(text: str) -> tuple[int, int, int]:
     """``10.3`` -> (10, 3, 0); a fourth part is left out."""
@@ -125,13 +130,13 @@ def version(text: str) -> tuple[int, int, int]:
     return major, minor, patch
 
 
-def decide(section: config.Engine, device: manifest.Device, step: Step, *, key: str) -> Decision:
+def decide(section: config.Engine, device: manifest.Device, step: Step | None = None, *, key: str) -> Decision:
     """Decide how to build for a device.
 
     Args:
         section: of the deployment.
         device: that builds and runs it.
-        step: what is tried of it.
+        step: what is tried of it; None: what it asks for.
         key: of the section in the deployment, for messages.
 
     Raises:
@@ -140,6 +145,7 @@ def decide(section: config.Engine, device: manifest.Device, step: Step, *, key: 
     """
     typed = version(device.tensorrt) >= STRONGLY_TYPED_ONLY
     core, why, warnings = _dla(section, device, key)
+    step = step or Step(section.precision)
     precision = step.precision
     reasons = [why, f"{precision}: {'fallback' if precision != section.precision else f'{key}.precision'}"]
     quantization, how = _quantization(section, device, precision, on_dla=core is not None, key=key)
