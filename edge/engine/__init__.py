@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edge.manifest import Artifact, EngineManifest
     from edge.types import Tensors, TensorSpec
 
-__all__ = ["PLAN_SUFFIXES", "Engine", "artifact_of", "backend_of", "open_engine"]
+__all__ = ["PLAN_SUFFIXES", "Engine", "Pipelined", "artifact_of", "backend_of", "open_engine"]
 
 PLAN_SUFFIXES = (".plan", ".engine", ".trt")
 
@@ -58,6 +58,36 @@ class Engine(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Free the engine."""
+
+
+class Pipelined(Engine, Protocol):
+    """An engine that works on one frame while it is given the next."""
+
+    @property
+    def in_flight(self) -> int:
+        """Frames that were submitted and not collected."""
+
+    def submit(self, tensors: Tensors) -> None:
+        """Hand over one frame and return without waiting for it.
+
+        Args:
+            tensors: as for ``infer``; they are copied, and may be written to again at once.
+
+        Raises:
+            ModelError: a name, shape or dtype differs from the specification.
+            RuntimeError: as many frames are in flight as the engine has slots; collect one first.
+        """
+
+    def collect(self) -> Tensors:
+        """Wait for the oldest frame in flight.
+
+        Returns:
+            Its outputs: views of the engine's buffers. With n slots they are valid until the n-th ``submit`` after the
+            frame's own, so with two slots in steady use until the next one, and never longer than the engine is open.
+
+        Raises:
+            RuntimeError: no frame is in flight.
+        """
 
 
 def backend_of(section: config.Engine) -> Literal["onnxruntime", "tensorrt"]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edge.engine.inputs import checked
 from edge.errors import DeviceError, ModelError
 from edge.types import TensorSpec
 
@@ -108,15 +109,8 @@ class OnnxRuntimeEngine:
 
     def infer(self, tensors: Tensors) -> Tensors:
         """Run the model once; see ``edge.engine.Engine.infer``. Outputs are valid until the next call."""
-        for name, buffer in self._buffers.items():
-            value = tensors.get(name)
-            if value is None:
-                raise ModelError(f"input '{name}' is missing; given: {', '.join(tensors) or 'none'}")
-            if value.shape != buffer.shape or value.dtype != buffer.dtype:
-                raise ModelError(
-                    f"input '{name}' is {value.dtype}{list(value.shape)}; expected {buffer.dtype}{list(buffer.shape)}"
-                )
-            np.copyto(buffer, value)
+        for spec in self.inputs:
+            np.copyto(self._buffers[spec.name], checked(tensors, spec))
         self._translated(lambda: self._session.run_with_iobinding(self._binding))
         return self._results
 
