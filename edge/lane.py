@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from edge.publish.message import ModelIdentity, UlidSource
 from edge.sources.mailbox import Mailbox, take_turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     from edge import config
@@ -40,8 +41,15 @@ class Pipeline(Protocol):
     def warm_up(self) -> None:
         """Run once, so that the first frame does not pay for what is allocated lazily."""
 
-    def process(self, frame: Frame) -> Result:
-        """Find the objects of one frame."""
+    @property
+    def depth(self) -> int:
+        """How many frames may be begun before the first of them is finished."""
+
+    def begin(self, frame: Frame) -> None:
+        """Hand a frame to the engine."""
+
+    def finish(self) -> Result:
+        """The result of the oldest frame that was begun."""
 
 
 class Lane:
@@ -78,14 +86,41 @@ class Lane:
             self.identity = identity
             self.ready.set()
             new_id = UlidSource()
-            for frame in take_turns(self.mailboxes, stop):
-                result = self._process(pipeline, frame)
-                if result is not None:
-                    deliver(result, new_id(), identity)
+            for result in self._results(pipeline, stop):
+                deliver(result, new_id(), identity)
 
-    def _process(self, pipeline: Pipeline, frame: Frame) -> Result | None:
+    def _results(self, pipeline: Pipeline, stop: threading.Event) -> Iterator[Result]:
+        """Process what the mailboxes give.
+
+        Where the engine takes a second frame while it computes the first, that frame is prepared meanwhile, if it is
+        there already: nobody waits for one, since that would cost the first its latency.
+        """
+        begun: deque[Frame] = deque()
+        for frame in take_turns(self.mailboxes, stop, busy=lambda: bool(begun)):
+            if frame is not None:
+                with self._surviving(frame):
+                    pipeline.begin(frame)
+                    begun.append(frame)
+            if begun and (frame is None or len(begun) == pipeline.depth):
+                yield from self._finished(pipeline, begun.popleft())
+        for frame in begun:
+            yield from self._finished(pipeline, frame)
+
+    def _finished(self, pipeline: Pipeline, frame: Frame) -> list[Result]:
+        """The frame's result, or nothing where it failed."""
+        found: list[Result] = []
+        with self._surviving(frame):
+            found.append(pipeline.finish())
+            self._failed_in_a_row = 0
+            self.inferred += 1
+            self.latencies_ms.append(found[0].latency.total_ms)
+        return found
+
+    @contextmanager
+    def _surviving(self, frame: Frame) -> Iterator[None]:
+        """Count a frame that fails, and go on; a row of them is an error."""
         try:
-            result = pipeline.process(frame)
+            yield
         except Exception as error:  # whatever it is, it is about one frame until it repeats
             self.failed += 1
             self._failed_in_a_row += 1
@@ -93,8 +128,3 @@ class Lane:
                 raise
             where = f"stream {frame.stream}, frame {frame.name or frame.index}"
             logger.warning("%s: skipped: %s", where, error, exc_info=self._failed_in_a_row == 1)
-            return None
-        self._failed_in_a_row = 0
-        self.inferred += 1
-        self.latencies_ms.append(result.latency.total_ms)
-        return result

@@ -6,13 +6,14 @@ Shared by the daemon, the evaluation and the benchmarks, so that what is measure
 from __future__ import annotations
 
 import time
+from collections import deque
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from edge import tasks
-from edge.engine import artifact_of, open_engine
+from edge.engine import Pipelined, artifact_of, open_engine
 from edge.errors import ModelError
 from edge.image import Preprocessor
 from edge.manifest import Artifact, artifact_to_run
@@ -25,9 +26,21 @@ if TYPE_CHECKING:
     from edge import config
     from edge.engine import Engine
     from edge.tasks import Task
-    from edge.types import Detection, Frame, Image
+    from edge.types import Detection, Frame, Image, Letterbox, Tensors
 
 __all__ = ["Pipeline", "open_pipeline"]
+
+
+class _Begun(NamedTuple):
+    """A frame that is with the engine. Moments are the pipeline's clock, in seconds."""
+
+    frame: Frame
+    letterbox: Letterbox
+    started: float
+    prepared: float
+    handed_over: float
+    outputs: Tensors | None
+    """Of an engine that computes at once."""
 
 
 class Pipeline:
@@ -51,6 +64,8 @@ class Pipeline:
         self.task = task
         self._preprocess = preprocess
         self._clock = clock
+        self._pipelined = engine if isinstance(engine, Pipelined) else None
+        self._begun: deque[_Begun] = deque()
 
     @property
     def description(self) -> str:
@@ -70,19 +85,45 @@ class Pipeline:
 
     def process(self, frame: Frame) -> Result:
         """Find the objects of one frame and say how long each stage took."""
+        self.begin(frame)
+        return self.finish()
+
+    @property
+    def depth(self) -> int:
+        """How many frames may be begun before the first of them is finished."""
+        return self._pipelined.slots if self._pipelined is not None else 1
+
+    def begin(self, frame: Frame) -> None:
+        """Prepare a frame and hand it to the engine, which may still be at work on the one before it."""
         started = self._clock()
         array, letterbox = self._preprocess(frame.image)
         prepared = self._clock()
-        outputs = self.engine.infer({self._preprocess.tensor.name: array})
-        inferred = self._clock()
-        detections = self.task.decode(outputs, letterbox)
+        tensors = {self._preprocess.tensor.name: array}
+        outputs = None
+        if self._pipelined is not None:
+            self._pipelined.submit(tensors)
+        else:
+            outputs = self.engine.infer(tensors)
+        self._begun.append(_Begun(frame, letterbox, started, prepared, self._clock(), outputs))
+
+    def finish(self) -> Result:
+        """Wait for the oldest frame that was begun, and find its objects.
+
+        An error is that frame's: the next call is about the next one.
+        """
+        begun = self._begun.popleft()
+        outputs, inferred = begun.outputs, begun.handed_over
+        if outputs is None:
+            assert self._pipelined is not None, "other engines give their outputs at once"
+            outputs, inferred = self._pipelined.collect(), self._clock()
+        detections = self.task.decode(outputs, begun.letterbox)
         latency = Latency(
-            queue_ms=1e3 * (started - frame.captured_at_s),
-            preprocess_ms=1e3 * (prepared - started),
-            inference_ms=1e3 * (inferred - prepared),
+            queue_ms=1e3 * (begun.started - begun.frame.captured_at_s),
+            preprocess_ms=1e3 * (begun.prepared - begun.started),
+            inference_ms=1e3 * (inferred - begun.prepared),
             postprocess_ms=1e3 * (self._clock() - inferred),
         )
-        return Result(frame, self.name, detections, latency)
+        return Result(begun.frame, self.name, detections, latency)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from edge import manifest
 from edge.errors import DeviceError
@@ -60,8 +60,13 @@ class Engine(Protocol):
         """Free the engine."""
 
 
+@runtime_checkable
 class Pipelined(Engine, Protocol):
     """An engine that works on one frame while it is given the next."""
+
+    @property
+    def slots(self) -> int:
+        """How many frames may be in flight."""
 
     @property
     def in_flight(self) -> int:

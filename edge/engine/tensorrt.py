@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections import deque
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from edge.manifest import EngineManifest
     from edge.types import Tensors
 
-__all__ = ["TensorRtEngine", "load_tensorrt", "make_logger", "probe"]
+__all__ = ["TensorRtEngine", "load_tensorrt", "probe"]
 
 logger = logging.getLogger(__name__)
 
@@ -88,10 +90,12 @@ def load_tensorrt() -> ModuleType:
     return module
 
 
-def make_logger(trt: ModuleType) -> Any:
-    """An ``ILogger`` that passes on to ``logging``, and keeps the last errors in ``errors``.
+@cache
+def shared_logger(trt: ModuleType) -> Any:
+    """The process's ``ILogger``: passes on to ``logging``, and keeps the calling thread's last errors in ``errors``.
 
-    It must outlive everything that is made with it.
+    There is one, for good: TensorRT has a single pointer to a logger, that of whoever came first (NVIDIA/TensorRT#1475),
+    and with a logger for each engine processes have crashed (#4134, on an AGX Orin).
     """
     severity = trt.ILogger.Severity
     levels = {
@@ -104,13 +108,20 @@ def make_logger(trt: ModuleType) -> Any:
     class Logger(trt.ILogger):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             trt.ILogger.__init__(self)  # makes the C++ half
-            self.errors: deque[str] = deque(maxlen=8)
+            self._kept = threading.local()
+
+        @property
+        def errors(self) -> deque[str]:
+            if not hasattr(self._kept, "errors"):
+                self._kept.errors = deque(maxlen=8)
+            kept: deque[str] = self._kept.errors
+            return kept
 
         def log(self, severity: Any, msg: str) -> None:
             # Called from C++ code that is noexcept: an exception, from a handler of somebody's, would end the process.
             with suppress(Exception):
                 level = levels.get(severity)
-                if level is None:
+                if level is None:  # VERBOSE
                     return
                 if level == logging.ERROR:
                     self.errors.append(msg)
@@ -129,9 +140,8 @@ def probe(*, root: Path = Path("/")) -> Device:
         DeviceError: TensorRT, pycuda or a GPU is missing.
     """
     trt = load_tensorrt()
-    trt_logger = make_logger(trt)
     with Cuda() as cuda, cuda.current():
-        return _device(trt, trt.Runtime(trt_logger), cuda, root)
+        return _device(trt, trt.Runtime(shared_logger(trt)), cuda, root)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +196,7 @@ class TensorRtEngine:
         if not plan.stat().st_size:
             raise ModelError(f"{plan}: is empty")
         self._plan = plan
-        self._logger = make_logger(trt)
+        self._logger = shared_logger(trt)
         self._runtime: Any = None
         self._engine: Any = None
         self._context: Any = None
@@ -206,7 +216,8 @@ class TensorRtEngine:
 
     def _load(self, trt: ModuleType, dla_core: int | None, built: EngineManifest | None) -> None:
         # Plans may hold layers that TensorRT implements as plugins.
-        trt.init_libnvinfer_plugins(self._logger, "")
+        trt.init_libnvinfer_plugins(None, "")
+        self._logger.errors.clear()
         self._runtime = trt.Runtime(self._logger)
         if built is not None:
             _check_device(self._plan, built, _device(trt, self._runtime, self._cuda, Path("/")))
@@ -251,6 +262,16 @@ class TensorRtEngine:
         return _Port(layout, buffer, packed, values, scratch)
 
     @property
+    def slots(self) -> int:
+        """How many frames may be in flight."""
+        return len(self._slots)
+
+    @property
+    def slots(self) -> int:
+        """How many frames may be in flight."""
+        return len(self._slots)
+
+    @property
     def in_flight(self) -> int:
         """Frames that were submitted and not collected."""
         return self._submitted - self._collected
@@ -272,9 +293,9 @@ class TensorRtEngine:
         """Hand over one frame and return without waiting; see ``edge.engine.Pipelined``."""
         if self._context is None:
             raise RuntimeError("the engine is closed")
-        if self.in_flight == len(self._slots):
-            raise RuntimeError(f"all {len(self._slots)} slots are in flight; collect one first")
-        slot = self._slots[self._submitted % len(self._slots)]
+        if self.in_flight == self.slots:
+            raise RuntimeError(f"all {self.slots} slots are in flight; collect one first")
+        slot = self._slots[self._submitted % self.slots]
         values = [checked(tensors, spec) for spec in self.inputs]
         for port, value in zip(slot.inputs, values, strict=True):
             port.layout.pack(value, port.packed, port.scratch)
@@ -295,7 +316,7 @@ class TensorRtEngine:
         """Wait for the oldest frame in flight; see ``edge.engine.Pipelined``."""
         if not self.in_flight:
             raise RuntimeError("no frame is in flight; submit one first")
-        slot = self._slots[self._collected % len(self._slots)]
+        slot = self._slots[self._collected % self.slots]
         self._collected += 1
         with self._cuda.current():
             slot.downloaded.synchronize()

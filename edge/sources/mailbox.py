@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["Mailbox", "take_turns"]
 
@@ -86,10 +86,13 @@ class Mailbox(Generic[T]):
             self._item = None
 
 
-def take_turns(mailboxes: Sequence[Mailbox[T]], stop: threading.Event) -> Iterator[T]:
+def take_turns(
+    mailboxes: Sequence[Mailbox[T]], stop: threading.Event, *, busy: Callable[[], bool] = lambda: False
+) -> Iterator[T | None]:
     """Yield what arrives in mailboxes that share a bell, each in its turn, so that a fast one can't starve the others.
 
-    Ends when all are exhausted or ``stop`` is set.
+    Ends when all are exhausted or ``stop`` is set. While the reader is ``busy`` with what it took before, it is not
+    made to wait: nothing to take is then a None.
     """
     bell = mailboxes[0].bell
     turn = 0
@@ -103,6 +106,9 @@ def take_turns(mailboxes: Sequence[Mailbox[T]], stop: threading.Event) -> Iterat
                 break
         if item is not None:
             yield item
+            continue
+        if busy():
+            yield None
             continue
         with bell:
             # Looked at again under the bell's lock, so that no ring between the two is missed.

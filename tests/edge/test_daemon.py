@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import deque
 from contextlib import contextmanager
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -32,9 +33,11 @@ class FakePipeline:
 
     digest = "0123456789abcdef" * 4
     precision = "fp32"
+    depth = 1
 
     def __init__(self, look: Callable[[Frame], None] = lambda _frame: None) -> None:
         self.warm = False
+        self._begun: deque[Frame] = deque()
         self._look = look
 
     @property
@@ -44,8 +47,13 @@ class FakePipeline:
     def warm_up(self) -> None:
         self.warm = True
 
-    def process(self, frame: Frame) -> Result:
+    def begin(self, frame: Frame) -> None:
         assert self.warm
+        self._begun.append(frame)
+        assert len(self._begun) <= self.depth
+
+    def finish(self) -> Result:
+        frame = self._begun.popleft()
         self._look(frame)
         grey = int(frame.image[0, 0, 0])
         return Result(frame, "fake", [Detection("grey", grey, 0.5, (0, 0, 8, 8))], Latency(0.1, 0.2, 0.3, 0.4))
