@@ -94,8 +94,8 @@ def load_tensorrt() -> ModuleType:
 def shared_logger(trt: ModuleType) -> Any:
     """The process's ``ILogger``: passes on to ``logging``, and keeps the calling thread's last errors in ``errors``.
 
-    There is one, for good: TensorRT has a single pointer to a logger, that of whoever came first (NVIDIA/TensorRT#1475),
-    and with a logger for each engine processes have crashed (#4134, on an AGX Orin).
+    There is one, for good: TensorRT has a single pointer to a logger, that of whoever came first, and a process with
+    several loggers has crashed (NVIDIA/TensorRT#1475, #4134).
     """
     severity = trt.ILogger.Severity
     levels = {
@@ -260,11 +260,6 @@ class TensorRtEngine:
         packed = layout.view(buffer.host)
         values = packed if layout.plain else np.empty(layout.shape, layout.spec.dtype)
         return _Port(layout, buffer, packed, values, scratch)
-
-    @property
-    def slots(self) -> int:
-        """How many frames may be in flight."""
-        return len(self._slots)
 
     @property
     def slots(self) -> int:
