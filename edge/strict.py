@@ -153,7 +153,7 @@ def _convert(value: Any, hint: Any, path: str, problems: list[tuple[str, str]]) 
     """Convert one value, appending to ``problems``; what is returned after a problem is not used."""
     if get_origin(hint) is Annotated:
         inner, *metas = get_args(hint)
-        if not _structs(inner) and not _is_list_of_structs(inner):
+        if not _structs(inner) and not _goes_by_entry(inner):
             return _leaf(value, hint, path, problems)
         converted = _convert(value, inner, path, problems)
         for meta in metas:
@@ -165,7 +165,7 @@ def _convert(value: Any, hint: Any, path: str, problems: list[tuple[str, str]]) 
     structs = _structs(hint)
     if structs:
         return _section(value, structs, path, problems)
-    if _is_list_of_structs(hint):
+    if _goes_by_entry(hint):
         if not isinstance(value, list):
             problems.append((path, f"is {_show(value)}; expected a list, each entry starting with '- '"))
             return _MISSING
@@ -179,8 +179,12 @@ def _structs(hint: Any) -> list[type[Struct]]:
     return [arm for arm in arms if isinstance(arm, type) and issubclass(arm, Struct)]
 
 
-def _is_list_of_structs(hint: Any) -> bool:
-    return get_origin(hint) is list and bool(_structs(get_args(hint)[0]))
+def _goes_by_entry(hint: Any) -> bool:
+    """Whether it is a list whose entries have problems of their own: of sections, or of choices."""
+    if get_origin(hint) is not list:
+        return False
+    (entry,) = get_args(hint)
+    return bool(_structs(entry)) or get_origin(entry) is Literal
 
 
 def _section(value: Any, kinds: list[type[Struct]], path: str, problems: list[tuple[str, str]]) -> Any:

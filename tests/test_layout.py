@@ -20,6 +20,7 @@ ROOMS = {
         "calibration/graph.py",
         "calibration/qdq.py",
         "calibration/observe.py",
+        "calibration/build.py",
         "calibration/calibrate.py",
         "calibration/rules.py",
         "calibration/segments.py",
@@ -28,15 +29,17 @@ ROOMS = {
     ],
     "onnxruntime": ["edge/engine/onnxruntime.py", "calibration/observe.py"],
     "paho": ["edge/publish/mqtt.py"],
+    "pycuda": ["edge/engine/cuda.py"],
+    "tensorrt": ["edge/engine/tensorrt.py"],
     "pycocotools": ["calibration/coco.py"],
     "rich": ["calibration/console.py"],
     "sqlite3": ["edge/publish/outbox.py"],
     "yaml": ["edge/strict.py"],
 }
 # Not used yet; nobody may until it has a room here.
-UNUSED = {"jtop", "pycuda", "tensorrt"}
+UNUSED = {"jtop"}
 # Libraries that are imported by the function that needs them, since they are heavy or may be absent.
-LAZY = {"onnxruntime", "rich"}
+LAZY = {"onnxruntime", "pycuda", "rich", "tensorrt"}
 EXEMPT_FROM_LAZY = {"calibration/observe.py"}  # is itself imported by the function that needs it
 
 
