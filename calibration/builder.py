@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import math
 import os
-import re
 import signal
 import sys
-import threading
 import time
-from collections import deque
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -25,10 +23,11 @@ import numpy as np
 
 from calibration import cache as caches
 from calibration import network as networks
-from calibration.calibrator import make
+from calibration.calibrator import difference, make
 from calibration.diagnosis import diagnose
-from calibration.events import ASKED, INSPECTOR, Done, Failed, Finished, Log, Phase, Step
+from calibration.events import ASKED, INSPECTOR, Done, Failed, Step
 from calibration.recipe import Recipe, version
+from calibration.reporting import BUILDING, Reporter, make_logger, make_monitor, phase
 from edge import config, manifest
 from edge.errors import ConfigError, DataError, DeviceError, EdgeError, ModelError
 from edge.types import TensorSpec
@@ -40,24 +39,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from calibration.calibrator import Calibrator
-    from calibration.events import Event, Kind
+    from calibration.events import Kind
     from calibration.images import ImageSet
     from calibration.network import Coverage
 
 __all__ = ["build", "main"]
 
-BUILDING = "building"
-"""Our name of the phase that TensorRT's own phases are parts of."""
-
 _PARENT_DEATH = 1
 """PR_SET_PDEATHSIG of <linux/prctl.h>."""
 _FIRST_TO_GO = 800
 """Of 1000, which is always the first."""
-
-# Verbose messages count in the hundred thousands; of them only those that say where a layer runs are kept.
-_PLACEMENT = re.compile(r"DLA|DlaLayer|GpuLayer")
-# Reported once for each tensor; Done sums it up instead.
-_SUMMED_UP = "Missing scale and zero-point for tensor"
 
 
 class BuildError(Exception):
@@ -88,35 +79,6 @@ def main() -> int:
     return int(isinstance(outcome, Failed))
 
 
-class Reporter:
-    """Writes events. TensorRT calls back from several threads."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._lock = threading.Lock()
-
-    def __call__(self, event: Event) -> None:
-        """Write one event; without anybody who reads it, end the process: an exception would get lost in a callback."""
-        with self._lock:
-            try:
-                self._file.write(msgspec.json.encode(event) + b"\n")
-                self._file.flush()
-            except BrokenPipeError:
-                os._exit(1)
-
-    def warn(self, text: str) -> None:
-        """Tell of something that a person should look at."""
-        sys.stderr.write(f"[W] {text}\n")
-        self(Log("warning", text))
-
-
-@contextmanager
-def _phase(report: Reporter, name: str, *, steps: int | None = None, parent: str | None = None) -> Iterator[None]:
-    report(Phase(name, parent, steps))
-    yield
-    report(Finished(name))
-
-
 def build(recipe: Recipe, report: Reporter) -> Done:
     """Build a plan into the recipe's scratch folder, and load it once to see what became of it.
 
@@ -129,10 +91,10 @@ def build(recipe: Recipe, report: Reporter) -> Done:
     started = time.monotonic()
     trt = load_tensorrt()
     _check_version(trt, recipe)
-    logger = _make_logger(trt, report)
+    logger = make_logger(trt, report)
     done = _build(trt, logger, recipe, report)
     # Everything of the build has been freed by now, so that the plan need not share the memory with it.
-    with _phase(report, "reading back"):
+    with phase(report, "reading back"):
         _read_back(trt, logger, recipe)
     return msgspec.structs.replace(done, seconds=time.monotonic() - started)
 
@@ -148,7 +110,7 @@ def _build(trt: ModuleType, logger: Any, recipe: Recipe, report: Reporter) -> Do
     trt.init_libnvinfer_plugins(logger, "")  # ONNX operators such as InstanceNormalization are plugins in 8.x
     builder = _builder(trt, logger)
     _check_dla(builder, trt, recipe)
-    with _phase(report, "parsing"):
+    with phase(report, "parsing"):
         network = _parse(trt, logger, builder, recipe)
     settings = builder.create_builder_config()
     _set_up(trt, settings, recipe, report)
@@ -156,14 +118,14 @@ def _build(trt: ModuleType, logger: Any, recipe: Recipe, report: Reporter) -> Do
     if unmatched:
         report.warn(f"layers that were to stay in floating point are not in the parsed network: {', '.join(unmatched)}")
     networks.set_io(trt, network, recipe)
-    covered = _set_ranges(network, recipe)
+    covered = _set_ranges(trt, network, recipe)
     asked = networks.asked(network, settings, recipe)
     _write_json(Path(recipe.out, ASKED), asked)
     with ExitStack() as stack:
         calibrator = _calibrator(trt, recipe, report, stack)
         if calibrator is not None:
             settings.int8_calibrator = calibrator
-        with _phase(report, BUILDING), _stoppable(trt, settings, report):
+        with phase(report, BUILDING), _stoppable(trt, settings, report):
             plan = builder.build_serialized_network(network, settings)
     if calibrator is not None:
         _check_calibration(calibrator, recipe, built=plan is not None)
@@ -286,37 +248,47 @@ def _set_timing_cache(settings: Any, path: Path, report: Reporter) -> None:
     settings.set_timing_cache(settings.create_timing_cache(b""), ignore_mismatch=False)
 
 
-def _set_ranges(network: Any, recipe: Recipe) -> Coverage | None:
+def _set_ranges(trt: ModuleType, network: Any, recipe: Recipe) -> Coverage | None:
     """Set the ranges of a recipe that has some, and say which activations have none; None where TensorRT knows best."""
     if recipe.quantization == "ranges":
         networks.set_ranges(network, recipe.ranges)
         return networks.coverage(network, recipe.ranges)
-    if recipe.quantization == "cache" and recipe.cache is not None:
-        path = Path(recipe.cache)
-        scales = caches.parse(path.read_text(encoding="utf-8", errors="replace"), source=str(path)).scales
-        return networks.coverage(network, scales)
-    return None
+    if recipe.quantization != "cache":
+        return None
+    path = _cache_of(recipe)
+    data = path.read_bytes()
+    wrong = difference(data, trt.__version__, source=str(path))
+    if wrong is not None:  # told before TensorRT skips it and spends minutes on another engine
+        raise ModelError(wrong)
+    return networks.coverage(network, caches.parse(data.decode("utf-8", "replace"), source=str(path)).scales)
+
+
+def _cache_of(recipe: Recipe) -> Path:
+    return Path(recipe.cache) if recipe.cache is not None else Path(recipe.out, manifest.CACHE)
 
 
 def _calibrator(trt: ModuleType, recipe: Recipe, report: Reporter, stack: ExitStack) -> Calibrator | None:
     """What calibrates the network; the stack closes what it holds on the GPU."""
-    path = None if recipe.cache is None else Path(recipe.cache)
+    path = _cache_of(recipe)
     if recipe.quantization == "cache":
         return make(trt, None, cache=path, upload=_nothing_to_upload)
     if recipe.quantization != "calibrator":
         return None
+    wrong = difference(path.read_bytes(), trt.__version__, source=str(path)) if path.is_file() else None
+    if wrong is not None:
+        report.warn(wrong)
+        path.unlink()
     from edge.engine.cuda import Cuda
 
     section, pictures = _pictures(recipe)
     shapes = {io.name: io.shape for io in recipe.inputs}
     cuda = stack.enter_context(Cuda())
-    buffers = {name: cuda.device_buffer(4 * int(np.prod(shape))) for name, shape in shapes.items()}
-    for buffer in buffers.values():
-        stack.callback(buffer.free)
+    buffers = {name: cuda.device_buffer(4 * math.prod(shape)) for name, shape in shapes.items()}
 
     def upload(name: str, array: NDArray[Any]) -> int:
-        buffers[name].copy_from(array)
-        return int(buffers[name].pointer)
+        with cuda.current():
+            buffers[name].copy_from(array)
+        return buffers[name].pointer
 
     return make(trt, _batches(recipe, section, pictures, report), cache=path, upload=upload, shapes=shapes)
 
@@ -348,7 +320,7 @@ def _batches(
 
     io = recipe.inputs[0]
     preprocess = Preprocessor(section, TensorSpec(io.name, io.shape, np.dtype(np.float32)))
-    with _phase(report, "calibrating", steps=len(pictures), parent=BUILDING):
+    with phase(report, "calibrating", steps=len(pictures), parent=BUILDING):
         for number, picture in enumerate(pictures):
             yield {io.name: preprocess(picture)[0]}
             report(Step("calibrating", number))
@@ -359,7 +331,7 @@ def _check_calibration(calibrator: Calibrator, recipe: Recipe, *, built: bool) -
     if calibrator.error is not None:
         raise calibrator.error
     if calibrator.written is not None and recipe.quantization == "calibrator":
-        Path(recipe.cache or Path(recipe.out, manifest.CACHE)).write_bytes(calibrator.written)
+        _cache_of(recipe).write_bytes(calibrator.written)
     if built and not calibrator.cache_read and not calibrator.batches:
         raise DataError(
             f"{recipe.model}: TensorRT asked for no calibration at all; it does not where the model has Q/DQ nodes: set"
@@ -378,7 +350,7 @@ def _stoppable(trt: ModuleType, settings: Any, report: Reporter) -> Iterator[Non
         yield
         return
     came: list[int] = []
-    monitor = _make_monitor(trt, report, came)
+    monitor = make_monitor(trt, report, came)
     settings.progress_monitor = monitor
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = {which: signal.signal(which, lambda number, _: came.append(number)) for which in numbers}
@@ -402,63 +374,6 @@ def _read_back(trt: ModuleType, logger: Any, recipe: Recipe) -> None:
     inspector = engine.create_engine_inspector()
     text = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
     Path(recipe.out, INSPECTOR).write_text(text, encoding="utf-8")
-
-
-def _make_logger(trt: ModuleType, report: Reporter) -> Any:
-    """TensorRT's log to standard error; errors and warnings to whoever follows the build as well, each text once."""
-    severities = trt.ILogger.Severity
-    letters = {
-        severities.INTERNAL_ERROR: "F",
-        severities.ERROR: "E",
-        severities.WARNING: "W",
-        severities.INFO: "I",
-        severities.VERBOSE: "V",
-    }
-
-    class Logger(trt.ILogger):  # type: ignore[name-defined, misc]  # a module's, at run time
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-            self.errors: deque[str] = deque(maxlen=100)
-            self.warnings: deque[str] = deque(maxlen=1000)
-            self._told: set[str] = set()
-
-        def log(self, severity: Any, msg: str) -> None:
-            letter = letters.get(severity, "?")
-            if letter == "V" and not _PLACEMENT.search(msg):
-                return
-            sys.stderr.write(f"[{letter}] {msg}\n")
-            if letter in "FE":
-                self.errors.append(msg)
-                self._tell("error", msg)
-            elif letter == "W":
-                self.warnings.append(msg)
-                if not msg.startswith(_SUMMED_UP):
-                    self._tell("warning", msg)
-
-        def _tell(self, severity: Any, msg: str) -> None:
-            if msg not in self._told:
-                self._told.add(msg)
-                report(Log(severity, msg))
-
-    return Logger()
-
-
-def _make_monitor(trt: ModuleType, report: Reporter, came: list[int]) -> Any:
-    class Monitor(trt.IProgressMonitor):  # type: ignore[name-defined, misc]  # a module's, at run time
-        def __init__(self) -> None:
-            trt.IProgressMonitor.__init__(self)
-
-        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
-            report(Phase(phase_name, parent_phase or BUILDING, num_steps))
-
-        def step_complete(self, phase_name: str, step: int) -> bool:
-            report(Step(phase_name, step))
-            return not came
-
-        def phase_finish(self, phase_name: str) -> None:
-            report(Finished(phase_name))
-
-    return Monitor()
 
 
 def _write_json(path: Path, value: object) -> None:

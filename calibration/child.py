@@ -78,7 +78,7 @@ def run(recipe: Recipe, *, on_event: Callable[[Event], None]) -> Done:
 def _follow(stdout: IO[bytes], on_event: Callable[[Event], None]) -> tuple[Done | Failed | None, str]:
     """Hand on what the child says until it says no more; the outcome, if it gave one, and the phase it was in."""
     outcome: Done | Failed | None = None
-    phases = ["starting"]
+    phases = ["setting up"]
     for line in stdout:
         event = events.decode(line)
         if isinstance(event, Phase):
