@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
-from edge.engine.tensorrt import probe
 
 from calibration import build, console, events
 from calibration.recipe import Step, version
 from edge import config, manifest
 from edge.engine import backend_of
+from edge.engine.tensorrt import probe
 from edge.errors import ConfigError
 from edge.systemd import notify
 
