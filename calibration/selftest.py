@@ -2,7 +2,7 @@
 
 It asks the whole way from measured ranges to a running plan, each case built and run in processes of its own, and
 writes one ``selftest.json`` and ``selftest.txt`` that can be attached to an issue: they hold nothing of the user's
-models, pictures or paths. A case that fails, or crashes its process, does not stop the others.
+models and pictures. A case that fails, or crashes its process, does not stop the others.
 
 The network is made of layers that every Orin's DLA has (convolution, ReLU, max pooling, addition), so that a layer
 elsewhere is worth an explanation. It says nothing of the accuracy or the speed of other models.

@@ -69,7 +69,7 @@ class Case(Struct, frozen=True, kw_only=True):
     where: str
     """``GPU`` or ``DLA 0``."""
     outcome: Literal["passed", "failed", "error"]
-    """failed: it runs, and misses a limit; error: it could not be built or run."""
+    """failed: it runs, and misses a limit; error: it could not be built, run, or read back."""
     reasons: list[str] = []
     """Why it did not pass, one sentence each."""
     quantization: Quantization | None = None
