@@ -1,0 +1,321 @@
+"""From a deployment to an installed engine, on the stand-in for TensorRT: decisions, comparison, installation."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cv2
+import msgspec
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from calibration import build, images
+from calibration.calibrate import calibrate
+from calibration.recipe import Step
+from edge import config, manifest
+from edge.engine import open_engine
+from edge.engine.tensorrt import probe
+from edge.errors import ConfigError, DataError, DeviceError, ModelError
+from edge.process import open_pipeline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    Use = Callable[..., ModuleType]
+
+WEIGHTS = {"w_stem": (8, 3, 3, 3), "w_body": (8, 8, 3, 3), "w_head": (5, 8, 4, 4)}
+MODEL = f"""<ir_version: 8, opset_import: ["" : 17]>
+classifier (float[1,3,16,16] images, {", ".join(f"float{list(shape)} {name}" for name, shape in WEIGHTS.items())})
+=> (float[1,5] out) {{
+    stem = Conv <pads = [1, 1, 1, 1]> (images, w_stem)
+    act = Relu (stem)
+    body = Conv <pads = [1, 1, 1, 1]> (act, w_body)
+    sum = Add (body, act)
+    pooled = AveragePool <kernel_shape = [4, 4], strides = [4, 4]> (sum)
+    head = Conv <kernel_shape = [4, 4]> (pooled, w_head)
+    flat = Flatten (head)
+    out = Softmax (flat)
+}}"""
+
+
+def classifier() -> ir.Model:
+    """A small one with seeded weights, and names as exporters give them."""
+    rng = np.random.default_rng(0)
+    model = ir.from_onnx_text(MODEL)
+    for value in list(model.graph.inputs)[1:]:
+        array = rng.standard_normal(WEIGHTS[str(value.name)]) / np.sqrt(np.prod(WEIGHTS[str(value.name)][1:]))
+        value.const_value = ir.tensor(array.astype(np.float32), name=value.name)
+        model.graph.inputs.remove(value)
+        model.graph.register_initializer(value)
+    for node in model.graph:
+        node.name = f"/{node.outputs[0].name}/{node.op_type}"
+    return model
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small classifier, pictures for it, and its calibration; tests work on copies."""
+    folder = tmp_path_factory.mktemp("prepared")
+    rng = np.random.default_rng(0)
+    ir.save(classifier(), folder / "model.onnx")
+    (folder / "pictures").mkdir()
+    for index in range(6):
+        small = rng.integers(0, 255, (4, 4, 3), np.uint8)
+        cv2.imwrite(str(folder / "pictures" / f"{index}.png"), cv2.resize(small, (16, 16)))
+    model = deployed(folder)
+    calibrate(model, pictures_of(folder), model.artifacts_dir)
+    return folder
+
+
+@pytest.fixture
+def site(prepared: Path, tmp_path: Path) -> Path:
+    """A copy of the prepared folder."""
+    return Path(shutil.copytree(prepared, tmp_path / "site"))
+
+
+def deployed(folder: Path, **engine: Any) -> config.Model:
+    return config.Model(
+        name="m",
+        path=str(folder / "model.onnx"),
+        artifacts=str(folder / "artifacts"),
+        task=config.Classification(),
+        input=config.Input(resize="stretch"),
+        calibration=config.Calibration(images=str(folder / "pictures"), method="max"),
+        engine=msgspec.convert(engine, config.Engine),
+    )
+
+
+def pictures_of(folder: Path) -> images.ImageSet:
+    return images.collect([str(folder / "pictures")])
+
+
+def built(folder: Path, *, force: bool = False, pictures: bool = True, **engine: Any) -> build.Built:
+    model = deployed(folder, **engine)
+    found = pictures_of(folder) if pictures else None
+    return build.build(model, probe(), deployment=folder / "d.yaml", pictures=found, force=force)
+
+
+def left_in(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "artifacts").iterdir()}
+
+
+ENGINE_FILES = {manifest.PLAN, manifest.ENGINE_MANIFEST, manifest.PLACEMENT, manifest.TIMING_CACHE, build.BUILDER_LOG}
+
+
+@pytest.mark.parametrize("version", ["8.5.2", "10.3.0", "10.16.1", "11.4.0"])
+@pytest.mark.parametrize("precision", ["int8", "fp16", "fp32"])
+def test_an_engine_is_built_compared_installed_and_run(
+    standin: Use, assert_released: Callable[[], None], site: Path, version: str, precision: str
+) -> None:
+    standin(version)
+    before = left_in(site)
+
+    done = built(site, precision=precision)
+
+    assert done.manifest is not None
+    assert (done.manifest.precision, done.manifest.device.tensorrt) == (precision, version)
+    assert done.manifest.parity is not None
+    assert done.manifest.parity.cosine > 0.99
+    assert left_in(site) - before == ENGINE_FILES
+    with open_pipeline(deployed(site, precision=precision)) as pipeline:
+        assert pipeline.precision == precision
+        assert pipeline.detect(np.zeros((16, 16, 3), np.uint8))
+    assert_released()
+
+
+@pytest.mark.parametrize(
+    ("engine", "quantization"),
+    [
+        ({"dla": {}}, "cache"),
+        ({"quantization": "cache"}, "cache"),
+        ({"quantization": "ranges"}, "ranges"),
+        ({"quantization": "qdq"}, "qdq"),
+    ],
+)
+def test_int8_comes_from_where_the_deployment_says(
+    standin: Use, site: Path, engine: dict[str, Any], quantization: str
+) -> None:
+    standin()
+
+    done = built(site, **engine)
+
+    assert done.manifest is not None
+    assert done.manifest.quantization == quantization
+    assert done.attempts[0].placement.precisions["INT8"] + done.attempts[0].placement.devices["DLA"]
+
+
+def test_a_cache_is_written_anew_for_the_tensorrt_that_is_here(standin: Use, site: Path) -> None:
+    standin("8.5.2")
+
+    done = built(site, quantization="cache")
+
+    assert any("is for TensorRT 10.3.0: written anew" in note for note in done.attempts[0].planned.notes)
+    assert (site / "artifacts" / manifest.CACHE).read_text().startswith("TRT-100300-"), "the calibration's stays"
+
+
+def test_layers_that_calibration_kept_in_floating_point_are_told_to_tensorrt(standin: Use, site: Path) -> None:
+    standin()
+    model = deployed(site, quantization="cache")
+    assert model.calibration is not None
+    section = msgspec.structs.replace(model.calibration, fp16=[config.LayerRule(name="/body/*")])
+    calibrate(msgspec.structs.replace(model, calibration=section), pictures_of(site), model.artifacts_dir)
+
+    done = built(site, quantization="cache", fp32=[{"op": "Flatten"}])
+
+    assert done.attempts[0].planned.recipe.float_layers == {"body": "fp16", "flat": "fp32"}
+
+
+def test_a_rule_that_matches_no_layer_is_refused(standin: Use, site: Path) -> None:
+    standin()
+
+    with pytest.raises(ConfigError, match=r"models.m.engine.fp32\[0\]: matches no layer that is in the model"):
+        built(site, fp32=[{"op": "Gelu"}])
+
+
+def test_an_engine_that_misses_a_limit_gives_way_to_the_first_fallback_that_keeps_it(
+    standin: Use, site: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    standin(faults=["wrong-int8"])
+
+    done = built(site)
+
+    steps = [attempt.planned.decision.step for attempt in done.attempts]
+    assert steps == [
+        Step("int8"),
+        Step("int8", norm_fp32=True, fallback="norm-fp32"),
+        Step("fp16", norm_fp32=True, fallback="fp16"),
+    ]
+    assert done.manifest is not None
+    assert (done.manifest.precision, done.manifest.fallback) == ("fp16", "fp16")
+    assert done.attempts[2].planned.recipe.float_layers == {"out": "fp32"}
+    assert "int8: not installed: output 'out': cosine" in caplog.text
+
+
+def test_where_nothing_keeps_the_limits_the_engine_in_use_stays(standin: Use, site: Path) -> None:
+    standin()
+    built(site)
+    before = (site / "artifacts" / manifest.ENGINE_MANIFEST).read_bytes()
+    standin(faults=["nan"])
+
+    done = built(site)
+
+    assert done.manifest is None
+    assert len(done.attempts) == 4
+    assert (site / "artifacts" / manifest.ENGINE_MANIFEST).read_bytes() == before
+
+
+def test_force_installs_what_was_asked_for(standin: Use, site: Path) -> None:
+    standin(faults=["wrong-int8"])
+
+    done = built(site, force=True)
+
+    assert done.manifest is not None
+    assert done.manifest.parity is not None
+    assert (done.manifest.precision, bool(done.manifest.parity.failures)) == ("int8", True)
+
+
+def test_without_pictures_nothing_is_built_unless_forced(standin: Use, site: Path) -> None:
+    standin()
+
+    with pytest.raises(DataError, match="give --images, or --force"):
+        built(site, pictures=False)
+
+    assert built(site, pictures=False, force=True).manifest is not None
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        ("oom-kill", DeviceError),
+        ("crash", ModelError),
+        ("out-of-memory", DeviceError),
+        ("parse:/body/Conv", ModelError),
+    ],
+)
+def test_a_build_that_fails_leaves_the_engine_in_use_and_the_log(
+    standin: Use, site: Path, fault: str, kind: type[Exception]
+) -> None:
+    standin()
+    built(site)
+    before = {name: (site / "artifacts" / name).read_bytes() for name in ENGINE_FILES - {build.BUILDER_LOG}}
+    standin(faults=[fault])
+
+    with pytest.raises(kind, match=r"memory|crashed|/body/Conv"):
+        built(site)
+
+    assert {name: (site / "artifacts" / name).read_bytes() for name in before} == before
+    assert left_in(site) - ENGINE_FILES == left_in(site) - before.keys() - {build.BUILDER_LOG}
+    assert not list((site / "artifacts").glob(".building-*"))
+
+
+def needed(folder: Path, **engine: Any) -> list[str]:
+    return build.needed(deployed(folder, **engine), probe())
+
+
+def test_an_engine_is_up_to_date_until_something_changes(standin: Use, site: Path) -> None:
+    standin()
+    assert "holds no engine" in needed(site)[0]
+    built(site, dla={})
+    assert needed(site, dla={}) == []
+    assert needed(site, dla={"core": 1}) == [], "a plan for the DLA runs on either core"
+
+    assert needed(site) == ["the model, its calibration or the deployment has changed"]
+    standin("8.5.2")
+    assert needed(site, dla={})[0] == "tensorrt was 10.3.0 and is 8.5.2"
+    standin(compute="7.2")
+    assert needed(site, dla={})[0] == "compute_capability was 8.7 and is 7.2"
+    standin()
+    (site / "artifacts" / manifest.PLAN).write_bytes(b"other")
+    assert "was changed after it was written" in needed(site, dla={})[0]
+
+
+def test_an_engine_of_another_device_is_refused_with_what_differs(standin: Use, site: Path) -> None:
+    standin()
+    built(site)
+    standin("10.16.1")
+
+    with pytest.raises(DeviceError, match=r"TensorRT 10.3.0.*10.16.1.*edge-calibrate build"):
+        open_pipeline(deployed(site)).__enter__()
+
+
+def test_an_engine_for_another_preprocessing_is_refused(standin: Use, site: Path) -> None:
+    standin()
+    built(site)
+    changed = msgspec.structs.replace(deployed(site), input=config.Input(resize="stretch", color="bgr"))
+
+    with pytest.raises(ModelError, match=r"input\.color is bgr but was rgb; build again"):
+        open_pipeline(changed).__enter__()
+
+
+def test_int8_inputs_and_outputs_carry_their_scales(standin: Use, site: Path) -> None:
+    standin()
+
+    done = built(site, quantization="cache", input_format="int8:chw32", fp32=[{"op": "Softmax"}])
+
+    assert done.manifest is not None
+    assert done.manifest.io_scales.keys() == {"images"}
+    with open_engine(site / "artifacts" / manifest.PLAN, config.Engine(), built=done.manifest) as engine:
+        assert engine.inputs[0].dtype == np.float32
+
+
+def test_a_model_with_qdq_of_its_own_needs_no_calibration(standin: Use, site: Path) -> None:
+    standin()
+    shutil.copy(site / "artifacts" / manifest.INT8_MODEL, site / "model.onnx")
+    shutil.rmtree(site / "artifacts")
+
+    done = built(site)
+
+    assert done.manifest is not None
+    assert done.manifest.quantization == "qdq"
+
+
+def test_a_model_with_qdq_of_its_own_cannot_take_a_cache(standin: Use, site: Path) -> None:
+    standin()
+    shutil.copy(site / "artifacts" / manifest.INT8_MODEL, site / "model.onnx")
+
+    with pytest.raises(ModelError, match="has Q/DQ nodes of its own"):
+        built(site, dla={})
