@@ -145,7 +145,7 @@ def test_int8_comes_from_where_the_deployment_says(
 
     assert done.manifest is not None
     assert done.manifest.quantization == quantization
-    assert done.attempts[0].placement.precisions["INT8"] + done.attempts[0].placement.devices["DLA"]
+    assert done.attempts[0].placement.precisions()["int8"] + done.attempts[0].placement.devices()["DLA"]
 
 
 def test_a_cache_is_written_anew_for_the_tensorrt_that_is_here(standin: Use, site: Path) -> None:
