@@ -24,6 +24,7 @@ ROOMS = {
         "calibration/calibrate.py",
         "calibration/rules.py",
         "calibration/segments.py",
+        "calibration/selftest.py",
         "calibration/trial.py",
         "calibration/typed.py",
     ],
