@@ -84,7 +84,7 @@ def assert_released() -> Callable[[], None]:
 
     def check() -> None:
         gc.collect()
-        live = importlib.import_module("pycuda.driver")._standin_live()
+        live = importlib.import_module("pycuda.driver")._standin_live()  # noqa: SLF001 - it is for this
         assert live == 0, f"{live} allocations, streams, events or contexts of the stand-in were not released"
 
     return check

@@ -36,15 +36,13 @@ int initLibNvInferPlugins(void* logger, const char* space) { return 1; }
 
 def install(version: str, folder: Path) -> None:
     """Put the bindings of that version under a folder, with the stub libraries beside them."""
-    subprocess.run(
-        [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
-        + ["--only-binary=:all:", "--target", str(folder), f"tensorrt-cu12-bindings=={version}"],
-        check=True,
-    )
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
+    wanted = ["--only-binary=:all:", "--target", str(folder), f"tensorrt-cu12-bindings=={version}"]
+    subprocess.run([*pip, *wanted], check=True)
     source = folder / "stub.c"
     source.write_text(STUB)
     for name in ("nvinfer", "nvinfer_plugin", "nvonnxparser"):
-        library = folder / f"lib{name}.so.{version.split('.')[0]}"
+        library = folder / f"lib{name}.so.{version.split('.', 1)[0]}"
         subprocess.run(
             ["gcc", "-shared", "-fPIC", f"-Wl,-soname,{library.name}", "-o", str(library), str(source)], check=True
         )

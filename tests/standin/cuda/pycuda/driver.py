@@ -1,7 +1,8 @@
+# ruff: noqa: ARG001, ARG002, SLF001 - signatures are pycuda's, and the objects one simulated driver
 """Stand-in for ``pycuda.driver``: the part that jetson-edge uses, stricter than CUDA and with host memory for a device.
 
-Names and behaviour follow pycuda's ``src/cpp/cuda.hpp`` and ``src/wrapper/wrap_cudadrv.cpp``, 2022.2 to 2026.1. Stricter,
-since the product must not rely on CUDA's leniency:
+Names and behaviour follow pycuda's ``src/cpp/cuda.hpp`` and ``src/wrapper/wrap_cudadrv.cpp``, 2022.2 to 2026.1.
+Stricter, since the product must not rely on CUDA's leniency:
 
 - an asynchronous copy takes page-locked memory only (CUDA would wait for it without a word);
 - memory that was freed, or a range that leaves its allocation, raises instead of corrupting something;
@@ -469,7 +470,7 @@ class Stream:
     def wait_for_event(self, evt: Event) -> None:
         _need_context("cuStreamWaitEvent")
         if (mark := evt._mark) is not None:
-            self._worker.jobs.put(lambda: mark.done.wait())
+            self._worker.jobs.put(mark.done.wait)
 
 
 class _Mark:

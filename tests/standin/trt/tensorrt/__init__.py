@@ -18,9 +18,9 @@ none all the same), STANDIN_COMPUTE (default 8.7) and STANDIN_FAULT, a comma-sep
 
 from __future__ import annotations
 
-from tensorrt import builder as _builder
+from tensorrt import builder as _builder  # noqa: F401 - fills the listing's exports
 from tensorrt import listing as _listing
-from tensorrt import runtime as _runtime
+from tensorrt import runtime as _runtime  # noqa: F401 - likewise
 
 SIMULATED = True
 __version__ = _listing.VERSION

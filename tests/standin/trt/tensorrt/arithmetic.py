@@ -1,3 +1,4 @@
+# ruff: noqa: SLF001 - modules of one simulated library
 """What is simulated of the hardware: which layers the DLA takes, calibration by maxima, and the loss of precision.
 
 INT8: the data inputs of Conv, ConvTranspose, Gemm and MatMul that have a scale go through QuantizeLinear and
@@ -13,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from tensorrt.graph import attribute, constant
+from tensorrt.graph import attribute
 from tensorrt.listing import NUMBERS
 
 WITH_WEIGHTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -26,7 +27,7 @@ _ON_DLA += ["Softmax", "Transpose", "Reshape", "Abs"]
 _ON_DLA += ["Div", "Pow", "Sin", "Cos"] if NUMBERS >= (8, 6, 12) else []
 
 
-def dla_refuses(layer, model: onnx.ModelProto) -> str | None:
+def dla_refuses(layer) -> str | None:
     """Why the DLA does not take a layer: part of NVIDIA's rules, None where it does."""
     node = layer._node
     tensors = [*layer._inputs, *layer._outputs]
@@ -42,7 +43,7 @@ def dla_refuses(layer, model: onnx.ModelProto) -> str | None:
         return "padding of a deconvolution"
     if node.op_type in ("MaxPool", "AveragePool") and max(attribute(node, "kernel_shape", [1])) > 8:
         return "window"
-    if node.op_type == "Conv" and constant(model, node.input[1]) is None:
+    if node.op_type == "Conv" and len(layer._inputs) > 1:
         return "weights that are not constant"
     if node.op_type == "Concat" and attribute(node, "axis", 1) not in (1, -3):
         return "DLA only supports concatenation on the C dimension"

@@ -1,313 +1,57 @@
-"""Builder, its configuration, and the callbacks that user code derives from."""
+# ruff: noqa: ARG002, SLF001 - signatures are the bindings', and the modules one simulated library
+"""The builder, and what happens in a build."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 
 import numpy as np
 
 from tensorrt import arithmetic, layouts, plans
-from tensorrt.graph import INetworkDefinition, faults, say
-from tensorrt.listing import EXPORTS, NUMBERS, SEVERITY, VERSION, Bound, bound, new
-
-BuilderFlag, DeviceType, MemoryPoolType = EXPORTS["BuilderFlag"], EXPORTS["DeviceType"], EXPORTS["MemoryPoolType"]
-HAS_DLA = NUMBERS < (10, 8)
-"""10.7 was the last 10.x with DLA; it is back in 11.4.1, on Jetson AGX Orin only."""
-
-
-def dla_cores() -> int:
-    return int(os.environ.get("STANDIN_DLA_CORES", "2")) if HAS_DLA else 0
-
-
-class _Callback(Bound):
-    """Base of what Python code derives from; like pybind11's, it insists on its own constructor."""
-
-    __slots__ = ("_constructed",)
-
-    def __init__(self):
-        self._constructed = True
-
-
-@bound
-class ILogger(_Callback):
-    __slots__ = ()
-    Severity = SEVERITY
-
-    def log(self, severity, msg):
-        raise RuntimeError('Tried to call pure virtual function "ILogger::log"')
-
-
-@bound
-class Logger(ILogger):
-    __slots__ = ("_least",)
-    Severity = SEVERITY
-
-    def __init__(self, min_severity=SEVERITY.WARNING):
-        super().__init__()
-        self._least = min_severity
-
-    @property
-    def min_severity(self):
-        return self._least
-
-    @min_severity.setter
-    def min_severity(self, value):
-        self._least = value
-
-    def log(self, severity, msg):
-        if severity.value <= self._least.value:
-            letter = "F" if severity.value == 0 else severity.name[0]
-            print(f"[{time.strftime('%m/%d/%Y-%H:%M:%S')}] [TRT] [{letter}] {msg}", file=sys.stderr)  # noqa: T201
-
-
-for _severity, _member in SEVERITY.__members__.items():
-    for _class in (ILogger, Logger):
-        setattr(_class, _severity, _member)
-
-
-@bound
-class IProgressMonitor(_Callback):
-    __slots__ = ()
-
-    def phase_start(self, phase_name, parent_phase, num_steps):
-        raise RuntimeError('Tried to call pure virtual function "IProgressMonitor::phaseStart"')
-
-    def step_complete(self, phase_name, step):
-        raise RuntimeError('Tried to call pure virtual function "IProgressMonitor::stepComplete"')
-
-    def phase_finish(self, phase_name):
-        raise RuntimeError('Tried to call pure virtual function "IProgressMonitor::phaseFinish"')
-
-
-@bound
-class IInt8Calibrator(_Callback):
-    __slots__ = ()
-
-    def get_batch_size(self):
-        raise RuntimeError('Tried to call pure virtual function "IInt8Calibrator::get_batch_size"')
-
-    def get_batch(self, names):
-        return []
-
-    def read_calibration_cache(self):
-        return None
-
-    def write_calibration_cache(self, cache):
-        return None
-
-
-@bound
-class IInt8EntropyCalibrator2(IInt8Calibrator):
-    __slots__ = ()
-
-    def get_algorithm(self):
-        return EXPORTS["CalibrationAlgoType"].ENTROPY_CALIBRATION_2
-
-
-@bound
-class IOptimizationProfile(Bound):
-    __slots__ = ("_shapes",)
-
-    def set_shape(self, input, min, opt, max):  # noqa: A002 - the bindings' names
-        if not all(low <= middle <= high for low, middle, high in zip(min, opt, max, strict=True)):
-            raise ValueError("Shapes provided for min, opt, and max must be in order")
-        self._shapes[input] = tuple(tuple(shape) for shape in (min, opt, max))
-
-    def get_shape(self, input):  # noqa: A002
-        return list(self._shapes.get(input, ()))
-
-
-@bound
-class ITimingCache(Bound):
-    __slots__ = ("_content",)
-
-    def serialize(self):
-        return plans.IHostMemory(self._content)
-
-    def combine(self, input_cache, ignore_mismatch):
-        self._content += input_cache._content
-        return True
-
-    def reset(self):
-        self._content = timing_header()
-        return True
-
-
-def timing_header() -> bytes:
-    return f"STANDIN TIMING {VERSION} {plans.compute()}\n".encode()
-
-
-@bound
-class IBuilderConfig(Bound):
-    __slots__ = ("_cache", "_calibration", "_calibrator", "_core", "_default_device", "_devices", "_flags", "_level")
-    __slots__ += ("_logger", "_model", "_monitor", "_pools", "_profiles", "_verbosity", "_wrong")
-
-    @property
-    def flags(self):
-        return self._flags
-
-    @flags.setter
-    def flags(self, value):
-        self._flags = int(value)
-
-    def set_flag(self, flag):
-        self._flags |= 1 << int(flag)
-
-    def clear_flag(self, flag):
-        self._flags &= ~(1 << int(flag))
-
-    def get_flag(self, flag):
-        return bool(self._flags >> int(flag) & 1)
-
-    def _has(self, name):
-        flag = BuilderFlag.__members__.get(name)
-        return flag is not None and self.get_flag(flag)
-
-    @property
-    def DLA_core(self):  # noqa: N802
-        return self._core
-
-    @DLA_core.setter
-    def DLA_core(self, value):  # noqa: N802
-        self._core = int(value)
-
-    @property
-    def default_device_type(self):
-        return self._default_device
-
-    @default_device_type.setter
-    def default_device_type(self, value):
-        if not isinstance(value, DeviceType):
-            raise TypeError(f"(): incompatible function arguments: {value!r} is no tensorrt.DeviceType")
-        self._default_device = value
-
-    def set_device_type(self, layer, device_type):
-        self._devices[id(layer)] = device_type
-
-    def get_device_type(self, layer):
-        return self._devices.get(id(layer), self._default_device)
-
-    def is_device_type_set(self, layer):
-        return id(layer) in self._devices
-
-    def reset_device_type(self, layer):
-        self._devices.pop(id(layer), None)
-
-    def can_run_on_DLA(self, layer):  # noqa: N802
-        if dla_cores() == 0 or not (self._has("FP16") or self._has("INT8")):
-            return False
-        if layer._precision is not None and layer._precision.name not in ("HALF", "INT8"):
-            return False
-        return arithmetic.dla_refuses(layer, self._model()) is None
-
-    def set_memory_pool_limit(self, pool, pool_size):
-        # NvInfer.h: DLA pools are powers of two of at least 4 KiB, otherwise building the loadable fails
-        if pool.name.startswith("DLA_") and (pool_size < 4096 or pool_size & (pool_size - 1)):
-            say(self._logger, "ERROR", f"IBuilderConfig::setMemoryPoolLimit: {pool.name} is no power of two >= 4 KiB")
-            self._wrong = f"{pool.name} is {pool_size}"
-        self._pools[pool] = pool_size
-
-    def get_memory_pool_limit(self, pool):
-        default = {"DLA_MANAGED_SRAM": 1 << 20, "DLA_LOCAL_DRAM": 1 << 30, "DLA_GLOBAL_DRAM": 1 << 29}
-        return self._pools.get(pool, default.get(pool.name, 8 << 30))
-
-    @property
-    def int8_calibrator(self):
-        return self._calibrator
-
-    @int8_calibrator.setter
-    def int8_calibrator(self, value):
-        self._calibrator = _derived(value, IInt8Calibrator)
-
-    @property
-    def progress_monitor(self):
-        return self._monitor
-
-    @progress_monitor.setter
-    def progress_monitor(self, value):
-        self._monitor = _derived(value, IProgressMonitor)
-
-    @property
-    def profiling_verbosity(self):
-        return self._verbosity
-
-    @profiling_verbosity.setter
-    def profiling_verbosity(self, value):
-        self._verbosity = value
-
-    @property
-    def builder_optimization_level(self):
-        return self._level
-
-    @builder_optimization_level.setter
-    def builder_optimization_level(self, value):
-        if not 0 <= value <= 5:
-            say(self._logger, "ERROR", f"IBuilderConfig::setBuilderOptimizationLevel: invalid level {value}")
-            return
-        self._level = int(value)
-
-    def create_timing_cache(self, serialized_timing_cache):
-        content = bytes(serialized_timing_cache)
-        if content and not content.startswith(b"STANDIN TIMING "):
-            say(self._logger, "ERROR", "IBuilderConfig::createTimingCache: the cache cannot be deserialized")
-            return None
-        return new(ITimingCache, content=content or timing_header())
-
-    def set_timing_cache(self, cache, ignore_mismatch):
-        if not ignore_mismatch and not cache._content.startswith(timing_header()):
-            say(self._logger, "ERROR", "IBuilderConfig::setTimingCache: the cache is of another version or device")
-            return False
-        self._cache = cache
-        return True
-
-    def get_timing_cache(self):
-        return self._cache
-
-    def add_optimization_profile(self, profile):
-        self._profiles.append(profile)
-        return len(self._profiles) - 1
-
-    @property
-    def num_optimization_profiles(self):
-        return len(self._profiles)
-
-    def set_calibration_profile(self, profile):
-        self._calibration = profile
-        return True
-
-    def get_calibration_profile(self):
-        return self._calibration
-
-
-def _derived(value, base):
-    if value is not None and not isinstance(value, base):
-        raise TypeError(f"(): incompatible function arguments: {value!r} is no tensorrt.{base.__name__}")
-    if value is not None and not hasattr(value, "_constructed"):
-        raise TypeError(f"tensorrt.{base.__name__}.__init__() must be called when overriding __init__")
-    return value
+from tensorrt.callbacks import ILogger, called, derived, say
+from tensorrt.config import IBuilderConfig, IOptimizationProfile, dla_cores
+from tensorrt.graph import INetworkDefinition, faults
+from tensorrt.listing import EXPORTS, NUMBERS, Bound, bound, fixed, new, slot
+
+BuilderFlag, DeviceType = EXPORTS["BuilderFlag"], EXPORTS["DeviceType"]
+
+# As TensorRT says it, in public logs.
+_REFUSED = "Layer '{}' ({}): Unsupported on DLA. Switching this layer's device type to GPU."
+_NO_FALLBACK = (
+    "Internal Error (Default DLA is enabled but layer {} is not supported on DLA and falling back to GPU is not"
+)
+_NO_FALLBACK += " enabled.)"
+_NO_SCALE = (
+    "Missing scale and zero-point for tensor {}, expect fall back to non-int8 implementation for any layer consuming"
+)
+_NO_SCALE += " or producing given tensor"
+_NO_SCALES = (
+    "Internal Error (Calibration failure occurred with no scaling factors detected. This could be due to no int8"
+)
+_NO_SCALES += (
+    " calibrator or insufficient custom scales for network layers. Please see int8 sample to setup calibration"
+)
+_NO_SCALES += " correctly.)"
+_NO_PROFILE = "API Usage Error (Network has dynamic or shape inputs, but no optimization profile has been defined.)"
+_CALIBRATOR_UNUSED = "Calibrator won't be used in explicit precision mode. Use quantization aware training to generate"
+_CALIBRATOR_UNUSED += " network with Quantize/Dequantize nodes."
+# Formats and types of inputs and outputs that need no reformatting by the GPU before and after a DLA (NVIDIA's guide,
+# "DLA runtime configuration").
+_DLA_NATIVE = {("DLA_LINEAR", "HALF"), ("DLA_LINEAR", "INT8"), ("DLA_HWC4", "HALF"), ("DLA_HWC4", "INT8")}
+_DLA_NATIVE |= {("CHW16", "HALF"), ("CHW32", "INT8")}
 
 
 @bound
 class Builder(Bound):
-    __slots__ = ("_last", "_logger", "_threads")
+    __slots__ = ("_logger", "_threads")
 
     def __init__(self, logger):
-        self._logger, self._threads, self._last = _derived(logger, ILogger), 1, None
+        self._logger, self._threads = derived(logger, ILogger), 1
 
-    @property
-    def logger(self):
-        return self._logger
-
-    @property
-    def max_threads(self):
-        return self._threads
-
-    @max_threads.setter
-    def max_threads(self, value):
-        self._threads = int(value)
+    logger = slot("logger", settable=False)
+    max_threads = slot("threads", int)
 
     @property
     def num_DLA_cores(self):  # noqa: N802
@@ -317,22 +61,13 @@ class Builder(Bound):
     def max_DLA_batch_size(self):  # noqa: N802
         return 4096 if dla_cores() else 0
 
-    @property
-    def platform_has_fast_fp16(self):
-        return True
-
-    @property
-    def platform_has_fast_int8(self):
-        return True
-
-    @property
-    def platform_has_tf32(self):
-        return True
+    platform_has_fast_fp16 = fixed(True)
+    platform_has_fast_int8 = fixed(True)
+    platform_has_tf32 = fixed(True)
 
     def create_network(self, flags=0):
         network = new(INetworkDefinition, builder=self, flags=int(flags), layers=[], logger=self._logger)
         network._model, network._name, network._tensors = None, "", {}
-        self._last = network
         return network
 
     def create_optimization_profile(self):
@@ -350,7 +85,6 @@ class Builder(Bound):
             flags=1 << int(BuilderFlag.TF32),  # on by default
             level=3,
             logger=self._logger,
-            model=lambda: self._last._model,
             monitor=None,
             pools={},
             profiles=[],
@@ -370,10 +104,10 @@ class Builder(Bound):
             return None
 
     def reset(self):
-        self._last = None
+        pass
 
 
-class _Stop(Exception):
+class _Stop(Exception):  # noqa: N818 - control flow inside the build
     """The build has failed; its arguments are the lines of the log."""
 
 
@@ -395,11 +129,16 @@ class _Build:
             self._find_scales(shapes)
         on_dla = self._place()
         self._work()
+        bindings = self._bindings()
+        if on_dla and not self.config._has("GPU_FALLBACK"):  # NVIDIA/TensorRT#3438
+            for entry in bindings:
+                if (entry["format"], entry["dtype"]) not in _DLA_NATIVE:
+                    raise _Stop(_error(4, f"API Usage Error ({entry['name']} needs a reformat, which the DLA has not)"))
         precisions = {id(layer): self._precision(layer, id(layer) in on_dla) for layer in self.network._layers}
         model = self._lowered(precisions)
         content = plans.write(
             model.SerializeToString(),
-            tensors=self._bindings(),
+            tensors=bindings,
             layers=plans.described(self.network, precisions, on_dla, self.scales, self.config._verbosity.name),
             profile={name: list(shape) for name, shape in shapes.items()},
             dla_core=max(self.config._core, 0) if on_dla else None,
@@ -410,35 +149,35 @@ class _Build:
             self.config._cache._content += f"{len(self.network._layers)} layers\n".encode()
         return content
 
+    def _check_types(self) -> None:
+        network, config = self.network, self.config
+        for flag in ("FP16", "INT8"):
+            if self.typed and config._has(flag):
+                text = f"API Usage Error (Parameter check failed, condition: !config.getFlag(BuilderFlag::k{flag}). )"
+                raise _Stop(_error(3, text))
+        if self.typed and NUMBERS < (11,) and any(layer._precision or layer._output_types for layer in network._layers):
+            raise _Stop(_error(4, "API Usage Error (layer precisions must not be set in a strongly typed network)"))
+        if self.quantized_model and not self.typed and not config._has("INT8"):
+            raise _Stop(_error(4, "API Usage Error (a network with Q/DQ layers needs the INT8 flag)"))
+
     def _check(self) -> None:
+        self._check_types()
         network, config = self.network, self.config
         if network._model is None or not network.num_outputs:
             raise _Stop(_error(4, "API Usage Error (Network must have at least one output)", "Network::validate"))
         if config._wrong:
             raise _Stop(_error(4, f"API Usage Error ({config._wrong})"))
-        if self.typed and (config._has("FP16") or config._has("INT8")):
-            raise _Stop(_error(3, "API Usage Error (Parameter check failed, precision flags must not be set for a"
-                                  " strongly typed network)"))  # fmt: skip
-        if self.typed and NUMBERS < (11,) and any(layer._precision or layer._output_types for layer in network._layers):
-            raise _Stop(_error(4, "API Usage Error (layer precisions must not be set in a strongly typed network)"))
-        if self.quantized_model and not self.typed and not config._has("INT8"):
-            raise _Stop(_error(4, "API Usage Error (a network with Q/DQ layers needs the INT8 flag)"))
         uses_dla = config._default_device.name == "DLA" or any(kind.name == "DLA" for kind in config._devices.values())
         if uses_dla and max(config._core, 0) >= dla_cores():
             raise _Stop(_error(3, f"API Usage Error (DLA core {config._core} is not there: {dla_cores()} DLA cores)"))
         if self.quantized_model and config._calibrator is not None:
-            say(self.logger, "WARNING", "Calibrator won't be used in explicit precision mode. Use quantization aware"
-                                        " training to generate network with Quantize/Dequantize nodes.")  # fmt: skip
-        for fault in faults():
-            if fault == "build-fails":
-                raise _Stop(_error(10, "Internal Error (Could not find any implementation for node"
-                                       f" {{ForeignNode[{network._layers[0]._name}...]}}.)"))  # fmt: skip
-            if fault == "out-of-memory":
-                raise _Stop(
-                    "[virtualMemoryBuffer.cpp::resizePhysical::144] Error Code 2: OutOfMemory (Requested size was 1234"
-                    " bytes.)",
-                    _error(2, "OutOfMemory (Requested size was 1234 bytes.)"),
-                )
+            say(self.logger, "WARNING", _CALIBRATOR_UNUSED)
+        if "build-fails" in faults():
+            node = f"{{ForeignNode[{network._layers[0]._name}...{network._layers[-1]._name}]}}"
+            raise _Stop(_error(10, f"Internal Error (Could not find any implementation for node {node}.)"))
+        if "out-of-memory" in faults():
+            text = "OutOfMemory (Requested size was 1234 bytes.)"
+            raise _Stop(f"[virtualMemoryBuffer.cpp::resizePhysical::144] Error Code 2: {text}", _error(2, text))
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of each input to optimise for."""
@@ -448,8 +187,7 @@ class _Build:
             if -1 not in tensor._shape:
                 continue
             if not self.config._profiles:
-                raise _Stop(_error(4, "API Usage Error (Network has dynamic or shape inputs, but no optimization"
-                                      " profile has been defined.)"))  # fmt: skip
+                raise _Stop(_error(4, _NO_PROFILE))
             ranges = self.config._profiles[0]._shapes.get(tensor._name)
             if ranges is None:
                 raise _Stop(_error(4, f"API Usage Error (optimization profile is missing values for {tensor._name})"))
@@ -498,18 +236,14 @@ class _Build:
             self.scales = self._calibrated(self.config._calibrator, shapes)
         for name, tensor in self.network._tensors.items():
             if tensor._range is not None:
-                self.scales[name] = max(abs(bound) for bound in tensor._range) / 127
+                self.scales[name] = max(abs(end) for end in tensor._range) / 127
         if not self.scales:
             raise _Stop(
-                _error(4, "Internal Error (Calibration failure occurred with no scaling factors detected. This could be"
-                          " due to no int8 calibrator or insufficient custom scales for network layers. Please see int8"
-                          " sample to setup calibration correctly.)", "standardEngineBuilder.cpp::initCalibrationParams"),
-                _error(2, "Internal Error (Builder failed while configuring INT8 mode.)"),
-            )  # fmt: skip
+                _error(4, _NO_SCALES), _error(2, "Internal Error (Builder failed while configuring INT8 mode.)")
+            )
         for name in arithmetic.float_tensors(self.network):
             if name not in self.scales:
-                say(self.logger, "WARNING", f"Missing scale and zero-point for tensor {name}, expect fall back to"
-                    " non-int8 implementation for any layer consuming or producing given tensor")  # fmt: skip
+                say(self.logger, "WARNING", _NO_SCALE.format(name))
 
     def _calibrated(self, calibrator, shapes: dict[str, tuple[int, ...]]) -> dict[str, float]:
         cache = called("read_calibration_cache", calibrator.read_calibration_cache, None)
@@ -517,7 +251,7 @@ class _Build:
             return found
         # Another version's cache is skipped without a word, as the real one does.
         profile = self.config._calibration or next(iter(self.config._profiles), None)
-        called("get_batch_size", calibrator.get_batch_size, 1)
+        called("get_batch_size", calibrator.get_batch_size, -1)
         maxima, batches, names = arithmetic.Maxima(self.network), 0, list(shapes)
         while True:
             pointers = called("get_batch", lambda: _pointers(calibrator.get_batch(list(names))), None)
@@ -576,12 +310,8 @@ class _Build:
                 on_dla.add(id(layer))
                 continue
             if not self.config._has("GPU_FALLBACK"):
-                raise _Stop(
-                    _error(9, f"Internal Error (Default DLA is enabled but layer {layer._name} is not supported on DLA"
-                              " and falling back to GPU is not enabled.)", "Builder::validate"),
-                )  # fmt: skip
-            say(self.logger, "WARNING", f"Layer '{layer._name}' ({layer._type.name}): Unsupported on DLA. Switching"
-                " this layer's device type to GPU.")  # fmt: skip
+                raise _Stop(_error(9, _NO_FALLBACK.format(layer._name), "builder.cpp::validate::1"))
+            say(self.logger, "WARNING", _REFUSED.format(layer._name, layer._type.name))
         if any(self.config.get_device_type(layer).name == "DLA" for layer in self.network._layers):
             say(self.logger, "INFO", "---------- Layers Running on DLA ----------")
             for part in plans.foreign_nodes(self.network, on_dla):
@@ -638,12 +368,3 @@ def _pointers(batch) -> list[int] | None:
     if not isinstance(batch, (list, tuple)) or not all(isinstance(pointer, int) for pointer in batch):
         raise RuntimeError("Unable to cast Python instance to C++ type (compile in debug mode for details)")
     return list(batch)
-
-
-def called(name: str, call, otherwise):
-    """What a Python callback gives. Its exception goes to stderr and is lost, as in the bindings."""
-    try:
-        return call()
-    except Exception as error:  # noqa: BLE001 - whatever user code raises
-        print(f"[ERROR] Exception caught in {name}(): {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
-        return otherwise

@@ -1,3 +1,4 @@
+# ruff: noqa: SLF001 - modules of one simulated library
 """Networks: what the ONNX parser makes of a model, with the names, types and shapes that TensorRT gives layers."""
 
 from __future__ import annotations
@@ -6,9 +7,10 @@ import os
 from pathlib import Path
 
 import onnx
-from onnx import numpy_helper, shape_inference
+from onnx import shape_inference
 
-from tensorrt.listing import EXPORTS, NUMBERS, SEVERITY, Bound, Enumeration, bound, new
+from tensorrt.callbacks import say
+from tensorrt.listing import EXPORTS, NUMBERS, Bound, bound, fixed, new, slot
 
 DataType, LayerType = EXPORTS["DataType"], EXPORTS["LayerType"]
 
@@ -16,7 +18,7 @@ _BY_OPERATOR = {
     "CONVOLUTION": "Conv",
     "DECONVOLUTION": "ConvTranspose",
     "MATRIX_MULTIPLY": "Gemm MatMul",
-    "ACTIVATION": "Relu Sigmoid Tanh LeakyRelu Clip Elu Selu Softplus Softsign HardSigmoid ThresholdedRelu Gelu HardSwish",
+    "ACTIVATION": "Relu Sigmoid Tanh LeakyRelu Clip Elu Selu Softplus Softsign HardSigmoid ThresholdedRelu Gelu",
     "POOLING": "MaxPool AveragePool",
     "SCALE": "BatchNormalization",
     "SOFTMAX": "Softmax LogSoftmax",
@@ -54,11 +56,6 @@ def faults() -> list[str]:
     return [fault for fault in os.environ.get("STANDIN_FAULT", "").split(",") if fault]
 
 
-def say(logger, severity: str, text: str) -> None:
-    """Log a line; an exception of a Python logger is lost, as it is in the bindings."""
-    logger.log(SEVERITY.__members__[severity], text)
-
-
 class Dims(tuple):
     """A shape. The real class is no tuple but compares, slices and prints like one."""
 
@@ -68,19 +65,8 @@ class Dims(tuple):
 @bound
 class ITensor(Bound):
     __slots__ = ("_allowed_formats", "_dtype", "_input", "_name", "_onnx_name", "_output", "_range", "_shape")
-    _retyped = None
-
-    @property
-    def name(self):
-        return self._name
-
-    @name.setter
-    def name(self, value):
-        self._name = value
-
-    @property
-    def shape(self):
-        return self._shape
+    name = slot("name", str)
+    shape = slot("shape", settable=False)
 
     @shape.setter
     def shape(self, value):
@@ -88,46 +74,13 @@ class ITensor(Bound):
             raise RuntimeError("only shapes of network inputs can be set")
         self._shape = Dims(value)
 
-    def _set_dtype(self, value):
-        if not isinstance(value, DataType):
-            raise TypeError(f"(): incompatible function arguments: {value!r} is no tensorrt.DataType")
-        self._dtype = value
-
-    dtype = property(lambda self: self._dtype, _set_dtype if NUMBERS < (11,) else None)
-
-    @property
-    def allowed_formats(self):
-        return self._allowed_formats
-
-    @allowed_formats.setter
-    def allowed_formats(self, value):
-        if isinstance(value, Enumeration):
-            raise TypeError("allowed_formats is a bit mask: 1 << int(tensorrt.TensorFormat.X)")
-        self._allowed_formats = int(value)
-
-    @property
-    def is_network_input(self):
-        return self._input
-
-    @property
-    def is_network_output(self):
-        return self._output
-
-    @property
-    def is_shape_tensor(self):
-        return False
-
-    @property
-    def is_execution_tensor(self):
-        return True
-
-    @property
-    def dynamic_range(self):
-        return self._range
-
-    @dynamic_range.setter
-    def dynamic_range(self, value):
-        self._range = tuple(value)
+    dtype = slot("dtype", "DataType")
+    allowed_formats = slot("allowed_formats", int)  # a mask: 1 << int(tensorrt.TensorFormat.X)
+    is_network_input = slot("input", settable=False)
+    is_network_output = slot("output", settable=False)
+    is_shape_tensor = fixed(False)
+    is_execution_tensor = fixed(True)
+    dynamic_range = slot("range", tuple)
 
     def set_dynamic_range(self, min, max):  # noqa: A002 - the bindings' names
         self._range = (float(min), float(max))
@@ -141,35 +94,11 @@ class ITensor(Bound):
 class ILayer(Bound):
     __slots__ = ("_index", "_inputs", "_metadata", "_name", "_node", "_output_types", "_outputs", "_precision", "_type")
 
-    @property
-    def name(self):
-        return self._name
+    name = slot("name", str)
+    metadata = slot("metadata")
+    type = slot("type", settable=False)
 
-    @name.setter
-    def name(self, value):
-        self._name = value
-
-    @property
-    def metadata(self):
-        return self._metadata
-
-    @metadata.setter
-    def metadata(self, value):
-        self._metadata = value
-
-    @property
-    def type(self):
-        return self._type
-
-    @property
-    def precision(self):
-        return self._precision or DataType.FLOAT
-
-    @precision.setter
-    def precision(self, value):
-        if not isinstance(value, DataType):
-            raise TypeError(f"(): incompatible function arguments: {value!r} is no tensorrt.DataType")
-        self._precision = value
+    precision = property(lambda self: self._precision or DataType.FLOAT, slot("precision", "DataType").fset)
 
     @property
     def precision_is_set(self):
@@ -209,21 +138,9 @@ class ILayer(Bound):
 class INetworkDefinition(Bound):
     __slots__ = ("_builder", "_flags", "_layers", "_logger", "_model", "_name", "_tensors")
 
-    @property
-    def name(self):
-        return self._name
-
-    @name.setter
-    def name(self, value):
-        self._name = value
-
-    @property
-    def builder(self):
-        return self._builder
-
-    @property
-    def flags(self):
-        return self._flags
+    name = slot("name", str)
+    builder = slot("builder", settable=False)
+    flags = slot("flags", settable=False)
 
     def get_flag(self, flag):
         return bool(self._flags >> int(flag) & 1)
@@ -329,13 +246,7 @@ class OnnxParser(Bound):
     def num_errors(self):
         return len(self._errors)
 
-    @property
-    def flags(self):
-        return self._flags
-
-    @flags.setter
-    def flags(self, value):
-        self._flags = int(value)
+    flags = slot("flags", int)
 
     def set_flag(self, flag):
         self._flags |= 1 << int(flag)
@@ -370,8 +281,6 @@ class OnnxParser(Bound):
             )
         try:
             proto = onnx.load_model_from_string(bytes(model))
-            if not proto.graph.node:
-                raise ValueError("the graph is empty")
             folder = Path(path).parent if path else Path()
             onnx.load_external_data_for_model(proto, str(folder))
         except Exception as error:  # noqa: BLE001 - protobuf's and onnx's errors have no common base
@@ -405,7 +314,8 @@ def _fill(network: INetworkDefinition, model: onnx.ModelProto) -> None:
         if value.name not in constants:
             _tensor(network, value, source=True)
     for value in [*graph.value_info, *graph.output]:
-        _tensor(network, value, output=value.name in outputs)
+        if value.name not in constants:  # onnx_ir lists initializers as well
+            _tensor(network, value, output=value.name in outputs)
     for index, node in enumerate(graph.node):
         names = [name for name in node.output if name]
         for name in names:
@@ -462,9 +372,3 @@ def attribute(node: onnx.NodeProto, name: str, default):
     """An attribute's value."""
     found = next((entry for entry in node.attribute if entry.name == name), None)
     return default if found is None else onnx.helper.get_attribute_value(found)
-
-
-def constant(model: onnx.ModelProto, name: str):
-    """The array of an initializer, or None."""
-    found = next((tensor for tensor in model.graph.initializer if tensor.name == name), None)
-    return None if found is None else numpy_helper.to_array(found)

@@ -1,7 +1,8 @@
-"""The names that TensorRT's Python bindings have in the version being simulated, and what holds the stand-in to them.
+# ruff: noqa: ARG002 - signatures are the bindings'
+"""The names that TensorRT's Python bindings have in the simulated version, and what holds the stand-in to them.
 
-The listings in ``tests/data/tensorrt-api`` come from the real bindings (``tests/standin/dump_api.py``). ``bound`` leaves
-a class with exactly the listed names: what a version lacks is taken away, so that reading or setting it raises
+The listings in ``tests/data/tensorrt-api`` come from the real bindings (``tests/standin/dump_api.py``). ``bound``
+leaves a class with exactly the listed names: what a version lacks is taken away, so that reading or setting it raises
 AttributeError; what it has but the stand-in does not simulate raises NotImplementedError, so that ``hasattr`` says what
 it would say with the real one. Arguments are checked for their type as pybind11 does it.
 """
@@ -23,43 +24,38 @@ DATA = Path(__file__).parents[3] / "data" / "tensorrt-api"
 # pyGraph.cpp and parsers/pyOnnx.cpp of github.com/NVIDIA/TensorRT do not bind at tag v8.5.1, of the classes that the
 # stand-in simulates. Names that only 8.x has are not offered.
 LATER_THAN_8_5 = {
-    "Builder": [],
-    "BuilderFlag": ["BF16", "VERSION_COMPATIBLE", "EXCLUDE_LEAN_RUNTIME", "FP8", "ERROR_ON_TIMING_CACHE_MISS"]
-    + ["DISABLE_COMPILATION_CACHE", "WEIGHTLESS", "STRIP_PLAN", "REFIT_IDENTICAL", "WEIGHT_STREAMING", "INT4"]
-    + ["REFIT_INDIVIDUAL"],
-    "DataType": ["BF16", "INT64", "FP8", "INT4"],
-    "IBuilderConfig": ["builder_optimization_level", "hardware_compatibility_level", "max_aux_streams"]
-    + ["plugins_to_serialize", "progress_monitor", "runtime_platform"],
-    "ICudaEngine": ["create_serialization_config", "device_memory_size_v2", "get_device_memory_size_for_profile"]
-    + ["get_device_memory_size_for_profile_v2", "get_tensor_profile_values", "hardware_compatibility_level"]
-    + ["is_debug_tensor", "minimum_weight_streaming_budget", "num_aux_streams", "serialize_with_config"]
-    + ["streamable_weights_size", "weight_streaming_budget", "weight_streaming_budget_v2"]
-    + ["weight_streaming_scratch_memory_size"],
-    "IExecutionContext": ["get_debug_listener", "get_debug_state", "set_all_tensors_debug_state", "set_aux_streams"]
-    + ["set_debug_listener", "set_device_memory", "set_tensor_debug_state", "update_device_memory_size_for_shapes"],
-    "ILayer": ["metadata"],
-    "INetworkDefinition": ["add_cast", "add_normalization", "add_plugin_v3", "are_weights_marked_refittable"]
-    + ["builder", "flags", "get_flag", "is_debug_tensor", "mark_debug", "mark_weights_refittable"]
-    + ["unmark_debug", "unmark_weights_refittable"],
-    "ITensor": ["get_dimension_name", "set_dimension_name"],
-    "LayerType": ["CAST", "NORMALIZATION", "PLUGIN_V3"],
-    "MemoryPoolType": ["TACTIC_DRAM", "TACTIC_SHARED_MEMORY"],
-    "NetworkDefinitionCreationFlag": ["STRONGLY_TYPED"],
-    "OnnxParser": ["clear_flag", "flags", "get_flag", "get_layer_output_tensor", "get_subgraph_nodes"]
-    + ["get_used_vc_plugin_libraries", "is_subgraph_supported", "num_subgraphs", "set_flag", "supports_model_v2"],
-    "ParserError": ["local_function_stack", "local_function_stack_size", "node_name", "node_operator"],
-    "PreviewFeature": ["PROFILE_SHARING_0806", "ALIASED_PLUGIN_IO_10_03"],
-    "Runtime": ["engine_host_code_allowed", "get_plugin_registry", "load_runtime", "tempfile_control_flags"]
-    + ["temporary_directory"],
+    "BuilderFlag": "BF16 VERSION_COMPATIBLE EXCLUDE_LEAN_RUNTIME FP8 ERROR_ON_TIMING_CACHE_MISS"
+    " DISABLE_COMPILATION_CACHE WEIGHTLESS STRIP_PLAN REFIT_IDENTICAL WEIGHT_STREAMING INT4 REFIT_INDIVIDUAL",
+    "DataType": "BF16 INT64 FP8 INT4",
+    "IBuilderConfig": "builder_optimization_level hardware_compatibility_level max_aux_streams plugins_to_serialize"
+    " progress_monitor runtime_platform",
+    "ICudaEngine": "create_serialization_config device_memory_size_v2 get_device_memory_size_for_profile"
+    " get_device_memory_size_for_profile_v2 get_tensor_profile_values hardware_compatibility_level is_debug_tensor"
+    " minimum_weight_streaming_budget num_aux_streams serialize_with_config streamable_weights_size"
+    " weight_streaming_budget weight_streaming_budget_v2 weight_streaming_scratch_memory_size",
+    "IExecutionContext": "get_debug_listener get_debug_state set_all_tensors_debug_state set_aux_streams"
+    " set_debug_listener set_device_memory set_tensor_debug_state update_device_memory_size_for_shapes",
+    "ILayer": "metadata",
+    "INetworkDefinition": "add_cast add_normalization add_plugin_v3 are_weights_marked_refittable builder flags"
+    " get_flag is_debug_tensor mark_debug mark_weights_refittable unmark_debug unmark_weights_refittable",
+    "ITensor": "get_dimension_name set_dimension_name",
+    "LayerType": "CAST NORMALIZATION PLUGIN_V3",
+    "MemoryPoolType": "TACTIC_DRAM TACTIC_SHARED_MEMORY",
+    "NetworkDefinitionCreationFlag": "STRONGLY_TYPED",
+    "OnnxParser": "clear_flag flags get_flag get_layer_output_tensor get_subgraph_nodes get_used_vc_plugin_libraries"
+    " is_subgraph_supported num_subgraphs set_flag supports_model_v2",
+    "ParserError": "local_function_stack local_function_stack_size node_name node_operator",
+    "PreviewFeature": "PROFILE_SHARING_0806 ALIASED_PLUGIN_IO_10_03",
+    "Runtime": "engine_host_code_allowed get_plugin_registry load_runtime tempfile_control_flags temporary_directory",
 }
-WITHOUT_IN_8_5 = ["APILanguage", "ExecutionContextAllocationStrategy", "HardwareCompatibilityLevel", "IDebugListener"]
-WITHOUT_IN_8_5 += ["ICastLayer", "IGpuAsyncAllocator", "INormalizationLayer", "IPluginCapability", "IPluginV3"]
-WITHOUT_IN_8_5 += ["IPluginV3Layer", "IPluginV3OneBuild", "IPluginV3OneBuildV2", "IPluginV3OneCore"]
-WITHOUT_IN_8_5 += ["IPluginV3OneRuntime", "IPluginCreatorInterface", "IPluginCreatorV3One", "IPluginResource"]
-WITHOUT_IN_8_5 += ["IPluginResourceContext", "IProgressMonitor", "ISerializationConfig", "IStreamReader"]
-WITHOUT_IN_8_5 += ["IVersionedInterface", "InterfaceInfo", "OnnxParserFlag", "OnnxParserRefitter"]
-WITHOUT_IN_8_5 += ["PluginCapabilityType", "PluginCreatorVersion", "RuntimePlatform", "SerializationFlag"]
-WITHOUT_IN_8_5 += ["TempfileControlFlag", "TensorRTPhase", "bfloat16", "fp8", "int4", "int64"]
+WITHOUT_IN_8_5 = (
+    "APILanguage ExecutionContextAllocationStrategy HardwareCompatibilityLevel IDebugListener ICastLayer"
+    " IGpuAsyncAllocator INormalizationLayer IPluginCapability IPluginV3 IPluginV3Layer IPluginV3OneBuild"
+    " IPluginV3OneBuildV2 IPluginV3OneCore IPluginV3OneRuntime IPluginCreatorInterface IPluginCreatorV3One"
+    " IPluginResource IPluginResourceContext IProgressMonitor ISerializationConfig IStreamReader IVersionedInterface"
+    " InterfaceInfo OnnxParserFlag OnnxParserRefitter PluginCapabilityType PluginCreatorVersion RuntimePlatform"
+    " SerializationFlag TempfileControlFlag TensorRTPhase bfloat16 fp8 int4 int64"
+)
 
 
 def load(version: str) -> dict[str, dict]:
@@ -73,10 +69,10 @@ def load(version: str) -> dict[str, dict]:
 
 
 def _without_later(listing: dict[str, dict]) -> dict[str, dict]:
-    for name in WITHOUT_IN_8_5:
+    for name in WITHOUT_IN_8_5.split():
         del listing[name]
     for name, members in LATER_THAN_8_5.items():
-        for member in members:
+        for member in members.split():
             del listing[name]["members"][member]
     return listing
 
@@ -137,6 +133,23 @@ for _name, _entry in LISTING.items():
         EXPORTS[_name] = EXPORTS["DataType"].__members__[_entry["value"].removeprefix("DataType.")]
 
 
+def slot(name: str, kind: str | type | None = None, *, settable: bool = True) -> property:
+    """A property that is kept in the slot ``_name``; ``kind`` is the enumeration or type that it takes."""
+
+    def put(self, value):
+        wanted = EXPORTS[kind] if isinstance(kind, str) else kind
+        if wanted is not None and not isinstance(value, wanted):
+            raise TypeError(f"(): incompatible function arguments: {value!r} is no {wanted.__name__}")
+        setattr(self, f"_{name}", value)
+
+    return property(lambda self: getattr(self, f"_{name}"), put if settable else None)
+
+
+def fixed(value: object) -> property:
+    """A property that never changes."""
+    return property(lambda _self: value)
+
+
 class Bound:
     """Base of the simulated classes. Their state is in slots, so that an unknown attribute cannot be set."""
 
@@ -166,10 +179,14 @@ def bound(cls):
     for name, what in listed.items():
         if name == "__init__":
             continue
+        found = vars(cls).get(name)
         if not hasattr(cls, name):
             setattr(cls, name, _not_simulated(cls.__name__, name, what))
-        elif name in vars(cls) and callable(vars(cls)[name]) and isinstance(what, str) and "(" in what:
-            setattr(cls, name, _checked(vars(cls)[name], what))
+        elif isinstance(found, property):
+            refuse = found.fset or _not_simulated(cls.__name__, name, "")
+            setattr(cls, name, property(found.fget, refuse if what == "property rw" else None))
+        elif callable(found) and isinstance(what, str) and "(" in what:
+            setattr(cls, name, _checked(found, what))
     EXPORTS[cls.__name__] = cls
     return cls
 
@@ -223,6 +240,8 @@ def _fits(value, annotation: str) -> bool:
     if annotation in _NUMBERS:
         _NUMBERS[annotation](value)
         return not isinstance(value, Enumeration)
+    if annotation == "bool":  # not trt.bool, which is a DataType
+        return isinstance(value, bool)
     if annotation == "str":
         return value is None or isinstance(value, str)
     wanted = EXPORTS.get(annotation.removeprefix("tensorrt."))

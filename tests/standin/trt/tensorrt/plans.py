@@ -1,3 +1,4 @@
+# ruff: noqa: SLF001 - modules of one simulated library
 """Serialised engines, their layers as the inspector tells them, and device memory."""
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _KINDS |= {"REDUCE": "Reduce"}
 
 @bound
 class IHostMemory(bytes):
-    """Memory of the library. A pure Python class has no buffer protocol before 3.12, hence bytes with only its names."""
+    """The library's memory. A Python class has no buffer protocol before 3.12: bytes, with this class's names."""
 
     __slots__ = ()
     __len__ = None

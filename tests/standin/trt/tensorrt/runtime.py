@@ -1,3 +1,4 @@
+# ruff: noqa: ARG001, ARG002, SLF001 - signatures are the bindings', and the modules one simulated library
 """Runtime, engines and execution contexts."""
 
 from __future__ import annotations
@@ -7,9 +8,10 @@ import json
 import numpy as np
 
 from tensorrt import arithmetic, layouts, plans
-from tensorrt.builder import ILogger, _derived, dla_cores
-from tensorrt.graph import DataType, Dims, faults, say
-from tensorrt.listing import EXPORTS, NUMBERS, VERSION, Bound, bound, new
+from tensorrt.callbacks import ILogger, derived, say
+from tensorrt.config import dla_cores
+from tensorrt.graph import DataType, Dims, faults
+from tensorrt.listing import EXPORTS, NUMBERS, VERSION, Bound, bound, fixed, new, slot
 
 TensorFormat, TensorIOMode = EXPORTS["TensorFormat"], EXPORTS["TensorIOMode"]
 _SERIALIZATION = {(8, 5): 232, (10, 3): 239, (10, 16): 243, (11, 4): 250}
@@ -21,19 +23,15 @@ class Runtime(Bound):
     __slots__ = ("_core", "_logger", "_threads")
 
     def __init__(self, logger):
-        self._logger, self._core, self._threads = _derived(logger, ILogger), -1, 1
+        self._logger, self._core, self._threads = derived(logger, ILogger), -1, 1
 
-    @property
-    def logger(self):
-        return self._logger
+    logger = slot("logger", settable=False)
 
     @property
     def num_DLA_cores(self):  # noqa: N802
         return dla_cores()
 
-    @property
-    def DLA_core(self):  # noqa: N802
-        return self._core
+    DLA_core = slot("core", settable=False)
 
     @DLA_core.setter
     def DLA_core(self, value):  # noqa: N802
@@ -42,13 +40,7 @@ class Runtime(Bound):
             return
         self._core = int(value)
 
-    @property
-    def max_threads(self):
-        return self._threads
-
-    @max_threads.setter
-    def max_threads(self, value):
-        self._threads = int(value)
+    max_threads = slot("threads", int)
 
     def deserialize_cuda_engine(self, serialized_engine):
         found = plans.read(bytes(serialized_engine))
@@ -103,9 +95,7 @@ def _error(code: int, text: str, place: str = "deserializeCudaEngine::66") -> st
 class ICudaEngine(Bound):
     __slots__ = ("_content", "_header", "_logger", "_model", "_session", "_tensors")
 
-    @property
-    def name(self):
-        return "Unnamed Network 0"
+    name = fixed("Unnamed Network 0")
 
     @property
     def num_io_tensors(self):
@@ -115,25 +105,15 @@ class ICudaEngine(Bound):
     def num_layers(self):
         return len(self._header["layers"])
 
-    @property
-    def num_optimization_profiles(self):
-        return 1
-
-    @property
-    def device_memory_size(self):
-        return 1 << 20
-
-    @property
-    def device_memory_size_v2(self):
-        return 1 << 20
+    num_optimization_profiles = fixed(1)
+    device_memory_size = fixed(1 << 20)
+    device_memory_size_v2 = fixed(1 << 20)
 
     @property
     def profiling_verbosity(self):
         return EXPORTS["ProfilingVerbosity"].__members__[self._header["verbosity"]]
 
-    @property
-    def has_implicit_batch_dimension(self):
-        return False
+    has_implicit_batch_dimension = fixed(False)
 
     def serialize(self):
         return plans.IHostMemory(self._content)
@@ -207,9 +187,7 @@ def _garbage(value: np.ndarray) -> np.ndarray:
 class IExecutionContext(Bound):
     __slots__ = ("_addresses", "_engine", "_shapes")
 
-    @property
-    def engine(self):
-        return self._engine
+    engine = slot("engine", settable=False)
 
     @property
     def all_binding_shapes_specified(self):
@@ -240,8 +218,8 @@ class IExecutionContext(Bound):
 
     def set_tensor_address(self, name, memory):
         if name not in self._engine._tensors or memory == 0:
-            self._say(f"IExecutionContext::setTensorAddress: Error Code 3: API Usage Error (Given invalid tensor name or"
-                      f" address: {name}, {memory})")  # fmt: skip
+            text = f"API Usage Error (Given invalid tensor name or address: {name}, {memory})"
+            self._say(f"IExecutionContext::setTensorAddress: Error Code 3: {text}")
             return False
         self._addresses[name] = int(memory)
         return True
@@ -257,9 +235,8 @@ class IExecutionContext(Bound):
             return False
         missing = [name for name in self._engine._tensors if name not in self._addresses]
         if missing or self.infer_shapes():
-            self._say("IExecutionContext::enqueueV3: Error Code 3: API Usage Error (Parameter check failed, condition:"
-                      f" mContext.profileObliviousBindings.at(profileObliviousIndex) || getPtrOrNull(mOutputAllocators,"
-                      f" profileObliviousIndex). Neither address or allocator is set for input tensor {missing}.)")  # fmt: skip
+            text = f"API Usage Error (Neither address or allocator is set for tensor {missing or self.infer_shapes()}.)"
+            self._say(f"IExecutionContext::enqueueV3: Error Code 3: {text}")
             return False
         addresses, shapes = dict(self._addresses), dict(self._shapes)  # as they are now
 
@@ -313,3 +290,11 @@ class EngineInspector(Bound):
             return json.dumps({"Layers": layers, "Bindings": list(self._engine._tensors)}, indent=1)
         names = [layer if isinstance(layer, str) else layer["Name"] for layer in layers]
         return "\n".join(["Layers:", *names, "", "Bindings:", *self._engine._tensors])
+
+
+def init_libnvinfer_plugins(logger, namespace):
+    """Registers TensorRT's own plugins; there are none here."""
+    return True
+
+
+EXPORTS["init_libnvinfer_plugins"] = init_libnvinfer_plugins
