@@ -353,6 +353,40 @@ def build(
         raise click.exceptions.Exit(ExitCode.LIMIT_EXCEEDED)
 
 
+@cli.command()
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("selftest"),
+    show_default=True,
+    help="Folder for selftest.json and selftest.txt.",
+)
+@click.option("--iterations", type=click.IntRange(min=1), default=100, show_default=True, help="Inferences to time.")
+@verbosity_options
+def selftest(out: Path, iterations: int) -> None:
+    """Build and run a small network on this device's GPU and every DLA core, in every precision.
+
+    Each engine is compared with the CPU and timed. Exits with 1 when one is off, cannot be built or crashes. The two
+    files hold nothing of your models, pictures or paths: attach them to an issue.
+
+    \b
+    Example, on a Jetson:
+      edge-calibrate selftest --out selftest
+    """
+    from calibration import console
+    from calibration.selftest import JSON_NAME, TEXT_NAME
+    from calibration.selftest import run as run_selftest
+    from calibration.selftest_report import render
+
+    with console.activity("self-test") as show:
+        report = run_selftest(out, iterations=iterations, on_case=show)
+    click.echo(render(report), nl=False)
+    for name in (JSON_NAME, TEXT_NAME):
+        click.echo(str(out / name))
+    if not report.passed:
+        raise click.exceptions.Exit(ExitCode.LIMIT_EXCEEDED)
+
+
 @cli.group()
 def cache() -> None:
     """Read and write TensorRT calibration caches."""
