@@ -145,7 +145,13 @@ def open_pipeline(
         artifact = Artifact.of(path, precision or model.engine.precision)
     else:
         artifact = artifact_of(model) if precision is None else artifact_to_run(model, precision)
-    with open_engine(artifact.path, model.engine, size_wh=model.input.size, built=artifact.engine) as engine:
+    with open_engine(
+        artifact.path,
+        model.engine,
+        size_wh=model.input.size,
+        built=artifact.engine,
+        cache_dir=model.artifacts_dir,
+    ) as engine:
         if len(engine.inputs) != 1:
             names = ", ".join(spec.name for spec in engine.inputs)
             raise ModelError(f"{artifact.path}: has {len(engine.inputs)} inputs ({names}); expected one picture")

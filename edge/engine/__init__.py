@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from edge import manifest
@@ -112,12 +113,15 @@ def artifact_of(model: config.Model) -> Artifact:
     section = model.engine
     if backend_of(section) == "tensorrt":
         return manifest.engine_to_run(model)
-    if section.precision == "fp16":
+    if section.precision != "fp16":
+        return manifest.artifact_to_run(model, section.precision)
+    if section.providers[0] != "tensorrt":
         raise DeviceError(
             f"models.{model.name}.engine.precision is fp16, which is for TensorRT, and TensorRT is not installed;"
             " allowed without it: int8, fp32"
         )
-    return manifest.artifact_to_run(model, section.precision)
+    # onnxruntime's TensorRT provider makes the FP16 engine from the FP32 model.
+    return replace(manifest.artifact_to_run(model, "fp32"), precision="fp16")
 
 
 def open_engine(
@@ -126,6 +130,7 @@ def open_engine(
     *,
     size_wh: tuple[int, int] | None = None,
     built: EngineManifest | None = None,
+    cache_dir: Path | None = None,
 ) -> Engine:
     """Load a model file: a plan with TensorRT, everything else, ONNX, with onnxruntime.
 
@@ -134,8 +139,11 @@ def open_engine(
         section: how to run it.
         size_wh: width and height of picture inputs, for ONNX models that leave them dynamic.
         built: what a plan was built for, where that is known.
+        cache_dir: where onnxruntime's TensorRT provider may keep the engines that it builds; None: nowhere, so that it
+            builds them each time.
 
     Raises:
+        ConfigError: the DLA is asked for, which does not run the model in onnxruntime.
         DeviceError: the backend, or what it needs, is not installed; or a plan was built for another device.
         ModelError: the file is missing, cannot be loaded, or its shapes are not fixed.
     """
@@ -147,6 +155,12 @@ def open_engine(
         if section.dla is not None and (built is None or core is not None):
             core = section.dla.core
         return TensorRtEngine(model, dla_core=core, built=built)
-    from edge.engine.onnxruntime import OnnxRuntimeEngine
+    from edge.engine.onnxruntime import OnnxRuntimeEngine, options_of
 
-    return OnnxRuntimeEngine(model, providers=section.providers, threads=section.threads, size_wh=size_wh)
+    return OnnxRuntimeEngine(
+        model,
+        providers=section.providers,
+        options=options_of(model, section, cache_dir),
+        threads=section.threads,
+        size_wh=size_wh,
+    )

@@ -1,25 +1,33 @@
-"""Engines on onnxruntime: the CPU everywhere, CUDA and TensorRT where its providers are installed."""
+"""Engines on onnxruntime: the CPU everywhere, CUDA and TensorRT where its providers are installed.
+
+Inputs and outputs are arrays on the CPU with every provider; onnxruntime copies them to and from a GPU. To avoid that,
+build a TensorRT engine.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import mmap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edge.engine.inputs import checked
-from edge.errors import DeviceError, ModelError
+from edge.errors import ConfigError, DeviceError, ModelError
+from edge.manifest import sha256_of
 from edge.types import TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
     from typing_extensions import Self
 
+    from edge import config
     from edge.types import Tensors
 
-__all__ = ["PROVIDERS", "OnnxRuntimeEngine"]
+__all__ = ["PROVIDERS", "OnnxRuntimeEngine", "options_of", "provider_options"]
 
 PROVIDERS = {
     "cpu": "CPUExecutionProvider",
@@ -39,13 +47,14 @@ _DTYPES = {
 
 
 class OnnxRuntimeEngine:
-    """An ONNX model in an onnxruntime session, its inputs and outputs bound to buffers that are allocated once."""
+    """An ONNX model in an onnxruntime session, its outputs bound to buffers that are allocated once."""
 
     def __init__(
         self,
         model: Path,
         *,
         providers: Sequence[str] = ("cpu",),
+        options: Mapping[str, Mapping[str, str]] | None = None,
         threads: int | None = None,
         size_wh: tuple[int, int] | None = None,
     ) -> None:
@@ -54,6 +63,7 @@ class OnnxRuntimeEngine:
         Args:
             model: the ONNX file.
             providers: keys of ``PROVIDERS``, in order of preference.
+            options: of providers, as ``provider_options`` gives them; one that is missing has its defaults.
             threads: for one inference on the CPU; None leaves it to onnxruntime, which takes all cores.
             size_wh: width and height of picture inputs, for models that leave them dynamic.
 
@@ -72,12 +82,13 @@ class OnnxRuntimeEngine:
             )
         if not model.is_file():
             raise ModelError(f"{model}: no such model file")
-        options = ort.SessionOptions()
-        options.log_severity_level = 3  # errors only: the rest is about its own optimisations
+        settings = ort.SessionOptions()
+        settings.log_severity_level = 3  # errors only: the rest is about its own optimisations
         if threads is not None:
-            options.intra_op_num_threads = threads
+            settings.intra_op_num_threads = threads
+        chosen = [(PROVIDERS[name], dict((options or {}).get(name, {}))) for name in providers]
         try:
-            self._session = ort.InferenceSession(str(model), options, providers=[PROVIDERS[name] for name in providers])
+            self._session = ort.InferenceSession(str(model), settings, providers=chosen)
         except Exception as error:
             # onnxruntime's exceptions have no common base that it exports
             if type(error).__module__.startswith("onnxruntime"):
@@ -90,13 +101,11 @@ class OnnxRuntimeEngine:
                 " that it needs (CUDA, cuDNN, TensorRT) are missing or of another version"
             )
         self.inputs = tuple(_fixed(argument, size_wh, model) for argument in self._session.get_inputs())
-        self._buffers = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in self.inputs}
         self._binding = self._session.io_binding()
-        for name, buffer in self._buffers.items():
-            self._binding.bind_cpu_input(name, buffer)
         # The first run also tells the output shapes that shape inference could not.
         names = [argument.name for argument in self._session.get_outputs()]
-        first = self._translated(lambda: self._session.run(names, self._buffers))
+        zeros = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in self.inputs}
+        first = self._translated(lambda: self._session.run(names, zeros))
         self.outputs = tuple(
             TensorSpec(name, tuple(value.shape), value.dtype) for name, value in zip(names, first, strict=True)
         )
@@ -109,8 +118,11 @@ class OnnxRuntimeEngine:
 
     def infer(self, tensors: Tensors) -> Tensors:
         """Run the model once; see ``edge.engine.Engine.infer``. Outputs are valid until the next call."""
-        for spec in self.inputs:
-            np.copyto(self._buffers[spec.name], checked(tensors, spec))
+        # An input is copied to a GPU when it is bound, not when the session runs (onnxruntime issue 5857), so a buffer
+        # that is bound once would be read once. On the CPU binding copies nothing; the arrays live until the run ends.
+        arrays = {spec.name: np.ascontiguousarray(checked(tensors, spec)) for spec in self.inputs}
+        for name, array in arrays.items():
+            self._binding.bind_cpu_input(name, array)
         self._translated(lambda: self._session.run_with_iobinding(self._binding))
         return self._results
 
@@ -137,6 +149,71 @@ class OnnxRuntimeEngine:
         """Free the session and its buffers."""
         self._results = {}
         del self._binding, self._session
+
+
+def provider_options(section: config.Engine, *, quantized: bool, cache: Path | None) -> dict[str, dict[str, str]]:
+    """What the deployment means for CUDA and TensorRT, in onnxruntime's words, by key of ``PROVIDERS``.
+
+    Names are those of the two providers' pages, https://onnxruntime.ai/docs/execution-providers/.
+
+    Args:
+        section: of the deployment.
+        quantized: whether the model has Q/DQ. TensorRT needs its INT8 flag for those and takes the scales from them;
+            the layers between run in FP16.
+        cache: folder of this very model for the engines that TensorRT builds, which takes minutes; None: no cache.
+
+    Raises:
+        ConfigError: the DLA is asked for and the model has Q/DQ.
+    """
+    if section.dla is not None and quantized and "tensorrt" in section.providers:
+        advice = "use engine.precision: fp16, or engine.backend: tensorrt"
+        raise ConfigError([f"engine.dla: the DLA runs no model with Q/DQ in onnxruntime; {advice}"])
+    half = quantized or section.precision == "fp16"
+    tensorrt = {"trt_fp16_enable": str(half), "trt_int8_enable": str(quantized)}
+    if section.workspace_mb is not None:
+        tensorrt["trt_max_workspace_size"] = str(section.workspace_mb * 2**20)
+    if section.optimization_level is not None:
+        tensorrt["trt_builder_optimization_level"] = str(section.optimization_level)
+    if section.dla is not None:
+        tensorrt |= {"trt_dla_enable": "True", "trt_dla_core": str(section.dla.core)}
+    if cache is not None:
+        for kind in ("engine", "timing"):
+            tensorrt |= {f"trt_{kind}_cache_enable": "True", f"trt_{kind}_cache_path": str(cache)}
+    cuda = {
+        # Jetsons share their memory between CPU and GPU: doubling the arena at each turn, the default, is a waste.
+        "arena_extend_strategy": "kSameAsRequested",
+        # The shapes are fixed, so that the search is done once, by the first run.
+        "cudnn_conv_algo_search": "EXHAUSTIVE",
+    }
+    return {"cuda": cuda, "tensorrt": tensorrt}
+
+
+def options_of(model: Path, section: config.Engine, cache_dir: Path | None) -> dict[str, dict[str, str]]:
+    """``provider_options`` of a model file, with a folder for its engines below ``cache_dir``.
+
+    onnxruntime knows an engine again by the model's file name and the names of its tensors, by neither weights nor
+    scales (TRTGenerateId): after another calibration it would run the old engine. So each content has its own folder.
+    Those of former ones can be deleted at any time.
+
+    Raises:
+        ConfigError: as ``provider_options``.
+        OSError: the model cannot be read, or the folder cannot be made.
+    """
+    if "tensorrt" not in section.providers or not model.is_file() or not model.stat().st_size:
+        return provider_options(section, quantized=False, cache=None)
+    digest = hashlib.sha256(sha256_of(model).encode())
+    with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        quantized = content.find(b"QuantizeLinear") >= 0
+        # Weights may lie in files beside the model, which it names.
+        for path in sorted(model.parent.iterdir()):
+            if path != model and path.is_file() and content.find(path.name.encode()) >= 0:
+                status = path.stat()
+                digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}".encode())
+    cache = None if cache_dir is None else cache_dir / "ort-tensorrt" / digest.hexdigest()[:16]
+    found = provider_options(section, quantized=quantized, cache=cache)
+    if cache is not None:
+        cache.mkdir(parents=True, exist_ok=True)
+    return found
 
 
 def _import() -> Any:

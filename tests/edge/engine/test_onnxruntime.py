@@ -12,8 +12,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from edge import config
-from edge.engine import open_engine
-from edge.errors import DeviceError, ModelError
+from edge.engine import artifact_of, open_engine
+from edge.engine.onnxruntime import options_of, provider_options
+from edge.errors import ConfigError, DeviceError, ModelError
 
 YOLOX = Path(__file__).parents[2] / "data" / "models" / "yolox_nano.onnx"
 
@@ -131,6 +132,144 @@ def test_a_provider_that_is_not_installed_is_named_with_those_that_are() -> None
 
     with pytest.raises(DeviceError, match="names cuda, but this onnxruntime has: cpu"):
         open_(YOLOX, providers=["cuda", "cpu"])
+
+
+def test_arrays_that_lie_scattered_in_memory_are_read_right(tmp_path: Path) -> None:
+    with open_(doubling_model(tmp_path / "m.onnx", [2, 3])) as engine:
+        found = engine.infer({"x": np.arange(6, dtype=np.float32).reshape(3, 2).T})["y"]
+
+    assert found.tolist() == [[0, 4, 8], [2, 6, 10]]
+
+
+def tensorrt(**section: Any) -> config.Engine:
+    return config.Engine(providers=["tensorrt", "cuda", "cpu"], **section)
+
+
+@pytest.mark.parametrize(
+    ("precision", "quantized", "half"),
+    [("int8", True, "True"), ("int8", False, "False"), ("fp16", False, "True"), ("fp32", False, "False")],
+)
+def test_tensorrts_precision_is_that_of_the_file_and_the_deployment(precision: Any, quantized: bool, half: str) -> None:
+    found = provider_options(tensorrt(precision=precision), quantized=quantized, cache=None)
+
+    assert found["tensorrt"] == {"trt_fp16_enable": half, "trt_int8_enable": str(quantized)}
+
+
+def test_what_the_deployment_says_of_tensorrt_is_passed_on(tmp_path: Path) -> None:
+    section = tensorrt(precision="fp16", workspace_mb=512, optimization_level=4, dla=config.Dla(core=1))
+
+    found = provider_options(section, quantized=False, cache=tmp_path)["tensorrt"]
+
+    assert found == {
+        "trt_fp16_enable": "True",
+        "trt_int8_enable": "False",
+        "trt_max_workspace_size": str(512 * 2**20),
+        "trt_builder_optimization_level": "4",
+        "trt_dla_enable": "True",
+        "trt_dla_core": "1",
+        "trt_engine_cache_enable": "True",
+        "trt_engine_cache_path": str(tmp_path),
+        "trt_timing_cache_enable": "True",
+        "trt_timing_cache_path": str(tmp_path),
+    }
+
+
+def test_the_dla_refuses_a_quantized_model_in_onnxruntime() -> None:
+    with pytest.raises(ConfigError, match=r"engine\.dla: the DLA runs no model with Q/DQ in onnxruntime; use"):
+        provider_options(tensorrt(dla=config.Dla()), quantized=True, cache=None)
+
+
+def test_q_dq_in_the_file_asks_tensorrt_for_int8(tmp_path: Path) -> None:
+    plain = options_of(YOLOX, tensorrt(), tmp_path)
+    quantized = options_of(quantizing_model(tmp_path / "q.onnx"), tensorrt(), tmp_path)
+
+    assert plain["tensorrt"]["trt_int8_enable"] == "False"
+    assert quantized["tensorrt"]["trt_int8_enable"] == "True"
+
+
+def test_each_content_of_a_model_has_its_own_cache_of_engines(tmp_path: Path) -> None:
+    """By its own names onnxruntime would take the old engine: they tell neither weights nor scales."""
+    cache, model = tmp_path / "cache", tmp_path / "q.onnx"
+
+    folders = []
+    for scale in (0.5, 0.25, 0.5):
+        quantizing_model(model, scale)
+        folders.append(options_of(model, tensorrt(), cache)["tensorrt"]["trt_engine_cache_path"])
+
+    assert folders[0] == folders[2] != folders[1]
+    assert all(Path(folder).is_dir() and Path(folder).parent == cache / "ort-tensorrt" for folder in folders)
+
+
+def test_weights_beside_the_model_belong_to_its_content(tmp_path: Path) -> None:
+    model = doubling_model(tmp_path / "m.onnx", [2])
+    model.write_bytes(model.read_bytes() + b"m.onnx.data")
+
+    folders = []
+    for weights in (b"1", b"22"):
+        (tmp_path / "m.onnx.data").write_bytes(weights)
+        folders.append(options_of(model, tensorrt(), tmp_path / "cache")["tensorrt"]["trt_engine_cache_path"])
+
+    assert folders[0] != folders[1]
+
+
+def test_without_tensorrt_nothing_is_read_or_made(tmp_path: Path) -> None:
+    found = options_of(tmp_path / "absent.onnx", config.Engine(), tmp_path / "cache")
+
+    assert "trt_engine_cache_path" not in found["tensorrt"]
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_missing_model_is_refused_with_tensorrt_as_well(tmp_path: Path) -> None:
+    assert options_of(tmp_path / "absent.onnx", tensorrt(), tmp_path)["cuda"]
+    assert not (tmp_path / "ort-tensorrt").exists()
+
+
+def test_onnxruntime_accepts_the_options_of_the_providers_that_it_has(tmp_path: Path) -> None:
+    """On a CPU alone there are none to accept; with CUDA it refuses unknown names."""
+    path = doubling_model(tmp_path / "m.onnx", [2])
+    available = onnxruntime.get_available_providers()
+    providers = [key for key in ("cuda", "cpu") if f"{key.upper()}ExecutionProvider" in available]
+
+    with open_(path, providers=providers) as engine:
+        for value in (1, 2):  # on CUDA an input that is bound once would be read once
+            assert engine.infer({"x": np.full(2, value, np.float32)})["y"].tolist() == [2 * value] * 2
+
+
+def test_fp16_runs_the_fp32_model_where_tensorrts_provider_comes_first(tmp_path: Path) -> None:
+    section = tensorrt(precision="fp16", backend="onnxruntime")
+    model = a_model(doubling_model(tmp_path / "m.onnx", [2]), section)
+
+    artifact = artifact_of(model)
+
+    assert (artifact.path, artifact.precision) == (tmp_path / "m.onnx", "fp16")
+
+
+def test_fp16_is_refused_where_only_the_cpu_could_run_it(tmp_path: Path) -> None:
+    model = a_model(tmp_path / "m.onnx", config.Engine(precision="fp16", backend="onnxruntime"))
+
+    with pytest.raises(DeviceError, match="precision is fp16, which is for TensorRT"):
+        artifact_of(model)
+
+
+def quantizing_model(path: Path, scale: float = 0.5) -> Path:
+    info = helper.make_tensor_value_info
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "scale"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [info("x", TensorProto.FLOAT, [2])],
+        [info("y", TensorProto.FLOAT, [2])],
+        [helper.make_tensor("scale", TensorProto.FLOAT, [], [scale])],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def a_model(path: Path, section: config.Engine) -> config.Model:
+    return config.Model(name="m", path=str(path), task=config.DetectionTask(), engine=section)
 
 
 @pytest.fixture
