@@ -10,8 +10,12 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from calibration import cache
+from calibration.recipe import Pools, Recipe, TensorIo
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
 
 def build(
@@ -80,3 +84,45 @@ def residual_model(rng: np.random.Generator) -> ir.Model:
         "b_head": weight(5),
     }
     return build(nodes, weights)
+
+
+@pytest.fixture
+def make_recipe(residual_model: ir.Model, tmp_path: Path) -> Callable[..., Recipe]:
+    """Writes ``residual_model``, or another with the same input and output, and gives a recipe for a build of it.
+
+    ``scales`` are what a calibration cache and ranges come from; default: every float tensor of the model has one.
+    """
+
+    def make(tensorrt: str = "10.3.0", *, model: ir.Model | None = None, **changes: object) -> Recipe:
+        model = model or residual_model
+        out = tmp_path / "out"
+        out.mkdir(exist_ok=True)
+        ir.save(model, tmp_path / "model.onnx")
+        quantization = changes.setdefault("quantization", "none")
+        scales = changes.pop("scales", None)
+        if scales is None:
+            scales = dict.fromkeys(
+                [value.name for value in model.graph.inputs] + [v.name for node in model.graph for v in node.outputs],
+                0.05,
+            )
+        if quantization == "cache" and "cache" not in changes:
+            path = tmp_path / "calibration.cache"
+            path.write_text(cache.render(scales, tensorrt=tensorrt))
+            changes["cache"] = str(path)
+        if quantization == "ranges":
+            changes.setdefault("ranges", {name: 127 * scale for name, scale in scales.items()})
+        given = {
+            "model": str(tmp_path / "model.onnx"),
+            "name": "residual",
+            "tensorrt": tensorrt,
+            "precision": "fp32" if quantization == "none" else "int8",
+            "strongly_typed": tensorrt.startswith("11"),
+            "inputs": (TensorIo(name="images", shape=(1, 3, 8, 8), dtype="fp32", layout="chw"),),
+            "outputs": (TensorIo(name="out", shape=(1, 5), dtype="fp32", layout="chw"),),
+            "pools": Pools(workspace=256 << 20),
+            "timing_cache": str(tmp_path / "timing.cache"),
+            "out": str(out),
+        }
+        return Recipe(**{**given, **changes})
+
+    return make
