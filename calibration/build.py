@@ -26,7 +26,7 @@ import edge
 from calibration import cache, child, graph, observe, placement, qdq, typed
 from calibration.parity import Reference
 from calibration.ranges import Ranges
-from calibration.recipe import Recipe, Step, TensorIo, decide, pools, settings, trtexec, version
+from calibration.recipe import Recipe, Step, TensorIo, decide, pools, settings, trtexec
 from edge import files, manifest
 from edge.engine import open_engine
 from edge.errors import DataError, ModelError
@@ -447,7 +447,7 @@ def _cache(
         return None
     assert found is not None
     record = manifest.read(model.artifacts_dir)
-    if record is not None and version(record.tensorrt) == version(device.tensorrt):
+    if record is not None and manifest.version(record.tensorrt) == manifest.version(device.tensorrt):
         return str(manifest.cache_to_use(model, device.tensorrt))
     path = work / manifest.CACHE
     path.write_text(cache.render(found.scales, tensorrt=device.tensorrt), encoding="utf-8")

@@ -26,10 +26,11 @@ from calibration import network as networks
 from calibration.calibrator import difference, make
 from calibration.diagnosis import diagnose
 from calibration.events import ASKED, INSPECTOR, Done, Failed, Step
-from calibration.recipe import Recipe, version
+from calibration.recipe import Recipe
 from calibration.reporting import BUILDING, Reporter, make_logger, make_monitor, phase
 from edge import config, manifest
 from edge.errors import ConfigError, DataError, DeviceError, EdgeError, ModelError
+from edge.manifest import version
 from edge.types import TensorSpec
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def build(recipe: Recipe, report: Reporter) -> Done:
     _check_version(trt, recipe)
     logger = make_logger(trt, report)
     done = _build(trt, logger, recipe, report)
-    # Everything of the build has been freed by now, so that the plan need not share the memory with it.
+    # What the build took is out of reach by now, so that the plan need not share the memory with it.
     with phase(report, "reading back"):
         _read_back(trt, logger, recipe)
     return msgspec.structs.replace(done, seconds=time.monotonic() - started)
@@ -283,11 +284,11 @@ def _calibrator(trt: ModuleType, recipe: Recipe, report: Reporter, stack: ExitSt
     section, pictures = _pictures(recipe)
     shapes = {io.name: io.shape for io in recipe.inputs}
     cuda = stack.enter_context(Cuda())
+    stack.enter_context(cuda.current())  # for the whole build: pictures are copied in TensorRT's callbacks
     buffers = {name: cuda.device_buffer(4 * math.prod(shape)) for name, shape in shapes.items()}
 
     def upload(name: str, array: NDArray[Any]) -> int:
-        with cuda.current():
-            buffers[name].copy_from(array)
+        buffers[name].copy_from(array)
         return buffers[name].pointer
 
     return make(trt, _batches(recipe, section, pictures, report), cache=path, upload=upload, shapes=shapes)

@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from calibration import build, console, events
-from calibration.recipe import Step, version
+from calibration.recipe import Step
 from edge import config, manifest
 from edge.engine import backend_of
 from edge.engine.tensorrt import probe
@@ -45,7 +45,7 @@ def elsewhere(model: config.Model, tensorrt: str | None, dla_cores: int | None) 
     section = model.calibration
     assumed = tensorrt or (section.tensorrt if section is not None else "10.3.0")
     try:
-        known = version(assumed) >= (8, 5, 0)
+        known = manifest.version(assumed) >= (8, 5, 0)
     except ValueError:
         known = False
     if not known:

@@ -13,7 +13,6 @@ import logging
 import math
 from dataclasses import dataclass
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -389,7 +388,7 @@ def _manifest(
         fp16_layers=list(placement.kept),
         images=manifest.ImageSetRecord(digest=image_digest(pictures), count=len(pictures), sha256=pictures),
         files={name: manifest.sha256_of(path) for name, path in sorted(written.items())},
-        packages={name: metadata.version(name) for name in ("numpy", "onnx", "onnx-ir", "onnxruntime")},
+        packages=manifest.versions_of("numpy", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu"),
     )
 
 

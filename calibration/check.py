@@ -6,9 +6,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from calibration import graph, images
+from calibration import build, graph, images
 from calibration.calibrate import prepare
+from calibration.recipe import decide
 from edge import config, manifest
+from edge.engine import backend_of
+from edge.engine.tensorrt import probe
 from edge.errors import ConfigError, DataError, EdgeError
 from edge.process import open_pipeline
 
@@ -29,7 +32,7 @@ def check(deployment: config.Deployment) -> Findings:
     findings = Findings()
     for model in deployment.models:
         prefix = f"models.{model.name}"
-        for step in (_check_model, _check_rules, _check_pictures, _check_artifacts):
+        for step in (_check_model, _check_rules, _check_pictures, _check_artifacts, _check_engine):
             try:
                 findings.facts.extend(f"{prefix}: {fact}" for fact in step(model))
             except ConfigError as error:
@@ -101,3 +104,19 @@ def _check_artifacts(model: config.Model) -> list[str]:
         return [f"not calibrated yet ({model.artifacts_dir})"]
     path = manifest.artifact_to_run(model, "int8").path
     return [f"calibrated: {path}", *manifest.outdated(model, record)]
+
+
+def _check_engine(model: config.Model) -> list[str]:
+    """What would run the model here, and whether its engine is up to date."""
+    key = f"models.{model.name}.engine"
+    if backend_of(model.engine) == "onnxruntime":
+        there = manifest.read_engine(model.artifacts_dir)
+        if there is None:
+            return ["runs in onnxruntime here"]
+        return [f"runs in onnxruntime here; its engine is for {there.device.name}, TensorRT {there.device.tensorrt}"]
+    device = probe()
+    facts = [f"the engine: {reason}" for reason in decide(model.engine, device, key=key).reasons]
+    reasons = build.needed(model, device)
+    if not reasons:
+        return [*facts, f"{model.artifacts_dir / manifest.PLAN}: is up to date"]
+    return [*facts, *(f"the engine has to be built: {reason}" for reason in reasons)]

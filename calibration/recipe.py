@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from edge.errors import ConfigError, DeviceError
+from edge.manifest import version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from edge import config, manifest
 
 __all__ = ["Decision", "Fallback", "Pools", "Precision", "Quantization", "Recipe", "Step", "TensorIo", "decide"]
-__all__ += ["pools", "settings", "trtexec", "version"]
+__all__ += ["pools", "settings", "trtexec"]
 
 Precision: TypeAlias = Literal["int8", "fp16", "fp32"]
 Quantization: TypeAlias = Literal["none", "cache", "ranges", "calibrator", "qdq"]
@@ -122,12 +123,6 @@ class Decision:
     def precision(self) -> Precision:
         """Of the engine as a whole."""
         return self.step.precision
-
-
-def version(text: str) -> tuple[int, int, int]:
-    """``10.3`` -> (10, 3, 0); a fourth part is left out."""
-    major, minor, patch = (int(part) for part in [*text.split("."), "0", "0"][:3])
-    return major, minor, patch
 
 
 def decide(section: config.Engine, device: manifest.Device, step: Step | None = None, *, key: str) -> Decision:

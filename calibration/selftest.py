@@ -17,7 +17,6 @@ import tempfile
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -29,7 +28,7 @@ import edge
 from calibration import cache, child, events, graph, measure, observe, placement, qdq, ranges, rules, typed
 from calibration.histogram import Histogram
 from calibration.parity import difference
-from calibration.recipe import STRONGLY_TYPED_ONLY, Precision, Recipe, TensorIo, decide, pools, version
+from calibration.recipe import STRONGLY_TYPED_ONLY, Precision, Recipe, TensorIo, decide, pools
 from calibration.selftest_report import LIMITS, Case, Layers, Report, failures, render
 from edge import config, files, manifest
 from edge.engine.tensorrt import load_tensorrt, probe
@@ -155,7 +154,7 @@ def _wanted(device: manifest.Device) -> list[_Wanted]:
         ("GPU FP16", "fp16", "auto"),
         ("GPU INT8, Q/DQ", "int8", "qdq"),
     ]
-    if version(device.tensorrt) < STRONGLY_TYPED_ONLY:
+    if manifest.version(device.tensorrt) < STRONGLY_TYPED_ONLY:
         gpu.append(("GPU INT8, cache", "int8", "cache"))
     found = [
         _Wanted(name, "GPU", config.Engine(precision=precision, quantization=quantization))
@@ -304,9 +303,6 @@ def _board(root: Path) -> str | None:
 
 
 def _software() -> dict[str, str]:
-    """Versions of what takes part; onnxruntime is one of several packages."""
-    found = {"Python": platform.python_version(), platform.system(): f"{platform.release()} ({platform.machine()})"}
-    for name in ("numpy", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu", "pycuda"):
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+    """Versions of what takes part."""
+    system = {"Python": platform.python_version(), platform.system(): f"{platform.release()} ({platform.machine()})"}
+    return system | manifest.versions_of("numpy", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu", "pycuda")

@@ -7,7 +7,10 @@ model that was calibrated with another pre-processing, or from other weights, is
 from __future__ import annotations
 
 import hashlib
+import re
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -190,6 +193,15 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
+def versions_of(*packages: str) -> dict[str, str]:
+    """Versions of those that are installed; onnxruntime comes as one of several packages."""
+    found: dict[str, str] = {}
+    for name in packages:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
 def read(folder: Path) -> Manifest | None:
     """The manifest of a calibration's folder, or None where nothing was calibrated yet.
 
@@ -324,16 +336,24 @@ def _calibrated(model: config.Model, name: str, *, tensorrt: str | None = None) 
         missing = path if manifest is not None else folder / MANIFEST
         raise ModelError(f"{missing}: no such file; without it nobody knows what {name} is for: calibrate again")
     differences = _differences(model, source, path, manifest)
-    if tensorrt is not None and _version(tensorrt) != _version(manifest.tensorrt):
+    if tensorrt is not None and version(tensorrt) != version(manifest.tensorrt):
         differences.append(f"TensorRT is {tensorrt} but the cache is for {manifest.tensorrt}")
     if differences:
         raise ModelError(f"{path}: does not belong to this deployment: {'; '.join(differences)}; calibrate again")
     return path
 
 
-def _version(text: str) -> tuple[int, ...]:
-    """``10.3`` and ``10.3.0`` are one version."""
-    return tuple(int(part) for part in [*text.split("."), "0", "0"][:3])
+def version(text: str) -> tuple[int, int, int]:
+    """``10.3`` and ``10.3.0.30`` are TensorRT (10, 3, 0): plans and caches know no fourth part.
+
+    Raises:
+        ValueError: it is no version.
+    """
+    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
+    if found is None:
+        raise ValueError(f"{text!r} is no version of TensorRT; expected one such as 10.3.0")
+    major, minor, patch = found.groups("0")
+    return int(major), int(minor), int(patch)
 
 
 def _differences(model: config.Model, source: Path, path: Path, manifest: Manifest | EngineManifest) -> list[str]:

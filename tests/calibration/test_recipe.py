@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from calibration.recipe import Decision, Pools, Recipe, Step, TensorIo, decide, pools, settings, trtexec, version
+from calibration.recipe import Decision, Pools, Recipe, Step, TensorIo, decide, pools, settings, trtexec
 from edge import config
 from edge.errors import ConfigError, DeviceError
-from edge.manifest import Device
+from edge.manifest import Device, version
 
 DLA = config.Dla()
 
