@@ -12,14 +12,9 @@ CPU = ["onnxruntime>=1.18", "opencv-python-headless>=4.8"]
 # The Jetson's own TensorRT and OpenCV come from JetPack's apt packages: PyPI's tensorrt is not built for the
 # Jetson and PyPI's OpenCV shadows the only one that has GStreamer, so neither is named here.
 JETSON = ["pycuda>=2022.2", "jetson-stats>=4.2.9"]
-CALIBRATION = [
-    *CPU,
-    "jinja2>=3.1",
-    "onnx>=1.16",
-    "onnx-ir>=0.1.10",
-    "pycocotools>=2.0.8",
-    "rich>=13",
-]
+# What edge-calibrate build needs beside those: not OpenCV, see above.
+BUILD = ["onnx>=1.16", "onnx-ir>=0.1.10", "onnxruntime>=1.18", "rich>=13"]
+CALIBRATION = [*CPU, *BUILD, "jinja2>=3.1", "pycocotools>=2.0.8"]
 DEMO = [*CALIBRATION, "amqtt>=0.11"]
 DEV = [
     *DEMO,
@@ -61,6 +56,7 @@ setup(
     extras_require={
         "cpu": CPU,
         "jetson": JETSON,
+        "build": BUILD,
         "calibration": CALIBRATION,
         "demo": DEMO,
         "dev": DEV,
