@@ -34,7 +34,7 @@ from edge.errors import DataError, ModelError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from calibration.events import Event
+    from calibration.events import Done, Event
     from calibration.images import ImageSet
     from calibration.parity import Parity
     from calibration.placement import Placement
@@ -83,7 +83,8 @@ class Attempt:
     """One build, done."""
 
     planned: Planned
-    seconds: float
+    outcome: Done
+    """What the builder says of it."""
     placement: Placement
     parity: Parity | None
     """None where there were no pictures to compare on."""
@@ -319,7 +320,7 @@ def _attempt(
         with open_engine(plan, model.engine, built=record) as engine:
             compared = reference.compare(engine, model.engine.parity)
         record = msgspec.structs.replace(record, parity=compared.record())
-    return Attempt(planned, outcome.seconds, placed, compared), record
+    return Attempt(planned, outcome, placed, compared), record
 
 
 @contextmanager

@@ -156,6 +156,8 @@ def _show(model: config.Model, built: build.Built) -> None:
     columns = ("engine", "built in", "cosine", "relative error", "agreement", "limits")
     console.table(f"{model.name}: engines that were built, against FP32", columns, rows)
     last = built.attempts[-1]
+    for text in _warnings(last):
+        console.warn(f"{model.name}: {text}")
     console.table(f"{model.name}: where the last one runs", ("", ""), last.placement.rows())
     if built.manifest is None:
         console.warn(
@@ -167,16 +169,25 @@ def _show(model: config.Model, built: build.Built) -> None:
         click.echo(str(built.folder / name))
 
 
+def _warnings(attempt: build.Attempt) -> Iterator[str]:
+    outcome = attempt.outcome
+    if outcome.simulated:
+        yield "SIMULATED: the tests' stand-in for TensorRT answered; nothing here is a measurement"
+    if outcome.without_range:
+        names = ", ".join(outcome.without_range[:5]) + ", ..." * (len(outcome.without_range) > 5)
+        yield f"{len(outcome.without_range)} activations have no INT8 range, so their layers run in FP16: {names}"
+
+
 def _attempt_row(attempt: build.Attempt) -> tuple[str, ...]:
     compared = attempt.parity
     title = str(attempt.planned.decision.step)
     if compared is None:
-        return title, f"{attempt.seconds:.0f} s", "-", "-", "-", "not compared"
+        return title, f"{attempt.outcome.seconds:.0f} s", "-", "-", "-", "not compared"
     record = compared.record()
     error = "-" if record.relative_error is None else f"{record.relative_error:.4f}"
     agreed = "-" if record.agreement is None else f"{record.agreement:.4f}"
     verdict = "missed" if record.failures else "kept"
-    return title, f"{attempt.seconds:.0f} s", f"{record.cosine:.5f}", error, agreed, verdict
+    return title, f"{attempt.outcome.seconds:.0f} s", f"{record.cosine:.5f}", error, agreed, verdict
 
 
 def _attempt_json(attempt: build.Attempt) -> dict[str, Any]:
@@ -184,7 +195,7 @@ def _attempt_json(attempt: build.Attempt) -> dict[str, Any]:
         "step": msgspec.to_builtins(attempt.planned.decision.step),
         "reasons": list(attempt.planned.decision.reasons),
         "notes": list(attempt.planned.notes),
-        "seconds": attempt.seconds,
+        "seconds": attempt.outcome.seconds,
         "parity": None if attempt.parity is None else msgspec.to_builtins(attempt.parity.record()),
         "placement": attempt.placement.to_json(),
     }
