@@ -47,6 +47,7 @@ __all__ = ["MOST", "Typed", "norm_layers", "to_fp16"]
 MOST = float(np.finfo(np.float16).max)
 """65504, the largest number in FP16."""
 
+_LEAST = float(np.finfo(np.float16).smallest_subnormal)  # 6e-8
 _QDQ_OPSET = 19
 _QDQ_IR = 9  # the IR version that came with opset 19
 
@@ -240,6 +241,9 @@ class _Typist:
         if beyond.any():
             self._saturated.append(str(value.name))
             array = np.where(beyond, np.copysign(MOST, array), array)
+        if array.size == 1:
+            # The epsilon of a normalisation, often 1e-12, guards a division and must not become 0.
+            array = np.where(array == 0, array, np.copysign(np.maximum(np.abs(array), _LEAST), array))
         return array.astype(np.float16)
 
     def _type_graph_output(self, index: int, value: ir.Value) -> None:
