@@ -23,13 +23,13 @@ import msgspec
 import onnx_ir as ir
 
 import edge
-from calibration import cache, child, graph, observe, placement, qdq, typed
+from calibration import cache, child, graph, images, observe, placement, qdq, typed
 from calibration.parity import Reference
 from calibration.ranges import Ranges
 from calibration.recipe import Recipe, Step, TensorIo, decide, pools, settings, trtexec
 from edge import files, manifest
 from edge.engine import open_engine
-from edge.errors import DataError, ModelError
+from edge.errors import ConfigError, DataError, ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -151,7 +151,6 @@ def plan_build(
     step: Step,
     *,
     deployment: Path | None = None,
-    pictures: ImageSet | None = None,
     free_bytes: int | None = None,
 ) -> Planned:
     """Decide one build, and write what it reads into ``work``.
@@ -163,7 +162,6 @@ def plan_build(
         work: folder for the files that the build reads and leaves.
         step: what of it.
         deployment: the file, for TensorRT's own calibration.
-        pictures: of the calibration, for the same.
         free_bytes: memory, of which the workspace is a part; None: what is free now.
 
     Raises:
@@ -202,7 +200,7 @@ def plan_build(
         precision=decision.precision,
         quantization=decision.quantization,
         strongly_typed=decision.strongly_typed,
-        cache=_cache(model, device, decision, found, work, pictures, notes),
+        cache=_cache(model, device, decision, found, work, notes),
         ranges=_amax(found) if decision.quantization == "ranges" else {},
         float_layers={} if decision.strongly_typed else float_layers,
         inputs=_io(network.inputs, section.input_format, found),
@@ -290,7 +288,7 @@ def build(
         reference = None if pictures is None else _reference(model, pictures)
         for step in steps(model.engine, network)[: 1 if force else None]:
             with _workshop(folder) as work:
-                planned = plan_build(model, device, network, work, step, deployment=deployment, pictures=pictures)
+                planned = plan_build(model, device, network, work, step, deployment=deployment)
                 on_attempt(planned)
                 attempt, record = _attempt(model, device, planned, work, reference, on_event)
                 done.append(attempt)
@@ -431,14 +429,11 @@ def _cache(
     decision: Decision,
     found: Ranges | None,
     work: Path,
-    pictures: ImageSet | None,
     notes: list[str],
 ) -> str | None:
     """The calibration cache of a build, for this very TensorRT: it skips one of another version without a word."""
     if decision.quantization == "calibrator":
-        if pictures is None:
-            raise DataError(f"models.{model.name}: engine.quantization is calibrator, and there are no pictures")
-        name = _calibrator_cache(model, device, pictures)
+        name = _calibrator_cache(model, device)
         earlier = model.artifacts_dir / name
         if earlier.is_file():
             shutil.copy(earlier, work / name)
@@ -459,8 +454,13 @@ def _cache(
     return str(path)
 
 
-def _calibrator_cache(model: config.Model, device: manifest.Device, pictures: ImageSet) -> str:
+def _calibrator_cache(model: config.Model, device: manifest.Device) -> str:
     """Name of the cache that TensorRT's calibrator writes: another model, picture or pre-processing, another name."""
+    section = model.calibration
+    if section is None:
+        key = f"models.{model.name}"
+        raise ConfigError([f"{key}.engine.quantization is calibrator, which needs {key}.calibration, for its pictures"])
+    pictures = images.collect(section.images, count=section.count, seed=section.seed)
     content = [
         manifest.sha256_of(Path(model.path)),
         msgspec.to_builtins(model.input),

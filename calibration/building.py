@@ -80,7 +80,6 @@ def show_plan(
             Path(work),
             Step(model.engine.precision),
             deployment=deployment,
-            pictures=found,
         )
     steps = [str(step) for step in build.steps(model.engine, network)]
     command = planned.trtexec.replace(str(work), str(model.artifacts_dir))
