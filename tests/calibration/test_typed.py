@@ -216,8 +216,8 @@ def test_a_quantized_model_computes_what_it_did(residual_model: ir.Model, rng: n
 
     found = reference(typed_and_checked(before).model, tensors)
 
-    # measured: 9e-4 of the largest; a rounding may tip a value into the next step
-    assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
+    # measured: 0.05 to 4 % of the largest over eight inputs, since a rounding may tip a value into the next step
+    assert np.abs(found - expected).max() < 0.08 * np.abs(expected).max()
 
 
 def test_the_scale_of_a_dead_channel_is_raised_and_the_pair_stays_in_int8(residual_model: ir.Model) -> None:
