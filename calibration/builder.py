@@ -75,7 +75,7 @@ def main() -> int:
     except MemoryError:
         outcome = Failed("memory", "the builder's own process ran out of memory")
     except OSError as error:
-        outcome = Failed("build", f"{error.filename or 'the scratch folder'}: {error.strerror or error}")
+        outcome = Failed("io", f"{error.filename or 'the scratch folder'}: {error.strerror or error}")
     report(outcome)
     return int(isinstance(outcome, Failed))
 

@@ -6,6 +6,7 @@ kernel kills the child.
 
 from __future__ import annotations
 
+import errno
 import logging
 import signal
 import subprocess
@@ -50,6 +51,7 @@ def run(recipe: Recipe, *, on_event: Callable[[Event], None]) -> Done:
         DataError: calibration by TensorRT failed.
         DeviceError: what the build needs is not there, or memory ran out.
         ModelError: TensorRT cannot build the model.
+        OSError: what it gave cannot be written.
         RuntimeError: the builder has a fault of its own; the text ends with its traceback.
     """
     out = Path(recipe.out)
@@ -114,8 +116,10 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _error(failed: Failed, recipe: Recipe, free: int) -> EdgeError:
+def _error(failed: Failed, recipe: Recipe, free: int) -> EdgeError | OSError:
     """What went wrong, which layers, and what to do."""
+    if failed.kind == "io":
+        return OSError(errno.EIO, failed.reason)
     layers = f": {', '.join(failed.nodes)}" if failed.nodes else ""
     if failed.kind == "parse":
         return ModelError(f"{recipe.model}: TensorRT {recipe.tensorrt} cannot read the model: {failed.reason}")

@@ -17,7 +17,7 @@ INSPECTOR = "inspector.json"
 LOG = "builder.log"
 """Standard error of the child: TensorRT's log, and a traceback after a crash."""
 
-Kind: TypeAlias = Literal["parse", "unsupported", "memory", "calibration", "build", "device", "usage"]
+Kind: TypeAlias = Literal["parse", "unsupported", "memory", "calibration", "build", "device", "usage", "io"]
 
 
 class Phase(Struct, frozen=True, tag="phase"):

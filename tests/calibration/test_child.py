@@ -299,3 +299,12 @@ def test_events_survive_the_pipe(event):
 def test_what_is_no_event_is_refused():
     with pytest.raises(ValueError, match="malformed"):
         events.decode(b"noise")
+
+
+def test_what_cannot_be_written_is_an_error_of_the_disk(standin, make_recipe):
+    standin()
+    made = make_recipe("10.3.0")
+    Path(made.out, manifest.PLAN).mkdir()
+
+    with pytest.raises(OSError, match=r"engine\.plan: Is a directory"):
+        run(made)
