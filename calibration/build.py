@@ -188,10 +188,10 @@ def plan_build(
         copy = ir.from_proto(ir.to_proto(parsed))
         done = typed.to_fp16(copy, {name for name, kept in float_layers.items() if kept == "fp32"})
         notes += _typing_notes(done)
-        source = work / "model.typed.onnx"
+        source = work / manifest.PARSED
         ir.save(done.model, source)
     elif network.fixed_here and not decision.strongly_typed and decision.quantization != "qdq":
-        source = work / "model.fixed.onnx"
+        source = work / manifest.PARSED
         ir.save(parsed, source)
     recipe = Recipe(
         model=str(source),
@@ -218,8 +218,7 @@ def plan_build(
         out=str(work),
     )
     names = {str(node.outputs[0].name): node.name for node in parsed.graph if node.name}
-    command = trtexec(recipe, plan=str(model.artifacts_dir / manifest.PLAN), layer_names=names)
-    return Planned(decision, recipe, command, tuple(notes))
+    return Planned(decision, recipe, _command(model, recipe, names), tuple(notes))
 
 
 def needed(model: config.Model, device: manifest.Device) -> list[str]:
@@ -347,7 +346,7 @@ def _install(folder: Path, work: Path, record: manifest.EngineManifest) -> None:
 def _record(model: config.Model, device: manifest.Device, planned: Planned, work: Path) -> manifest.EngineManifest:
     source = Path(model.path)
     decision, recipe = planned.decision, planned.recipe
-    written = [manifest.PLAN, manifest.PLACEMENT]
+    written = [manifest.PLAN, manifest.PLACEMENT, manifest.PARSED, manifest.ENGINE_CACHE]
     if decision.quantization == "calibrator" and recipe.cache is not None:
         written.append(Path(recipe.cache).name)
     return manifest.EngineManifest(
@@ -363,10 +362,22 @@ def _record(model: config.Model, device: manifest.Device, planned: Planned, work
         fallback=decision.step.fallback,
         device=device,
         requested=_requested(model, device),
+        made_from=_made_from(model, decision),
+        shapes={io.name: io.shape for io in (*recipe.inputs, *recipe.outputs)},
         io_scales={io.name: io.scale for io in (*recipe.inputs, *recipe.outputs) if io.scale is not None},
         parity=None,
         files={name: manifest.sha256_of(work / name) for name in written if (work / name).is_file()},
     )
+
+
+def _made_from(model: config.Model, decision: Decision) -> dict[str, str]:
+    """The file of the calibration that a build takes its INT8 from, with its SHA-256."""
+    used = {"qdq": manifest.INT8_MODEL, "cache": manifest.RANGES, "ranges": manifest.RANGES}.get(decision.quantization)
+    calibrated = manifest.read(model.artifacts_dir)
+    # A model that comes with Q/DQ of its own has none; what lies there is of another.
+    if used is None or calibrated is None or calibrated.model_sha256 != manifest.sha256_of(Path(model.path)):
+        return {}
+    return {used: calibrated.files[used]}
 
 
 def _requested(model: config.Model, device: manifest.Device) -> str:
@@ -383,6 +394,20 @@ def _requested(model: config.Model, device: manifest.Device) -> str:
         "device": [device.tensorrt, device.compute_capability, device.integrated, bool(device.dla_cores)],
     }
     return hashlib.sha256(msgspec.json.encode(evidence, order="deterministic")).hexdigest()
+
+
+def _command(model: config.Model, recipe: Recipe, names: dict[str, str]) -> str:
+    """The trtexec line, with the files where a build leaves them."""
+    folder = model.artifacts_dir
+
+    def installed(path: str) -> str:
+        return path.replace(recipe.out, str(folder), 1) if path.startswith(recipe.out) else path
+
+    calib = installed(recipe.cache) if recipe.cache is not None else None
+    if recipe.quantization == "ranges":  # trtexec has no option for them; the cache holds the same
+        calib = str(folder / manifest.CACHE)
+    as_left = msgspec.structs.replace(recipe, model=installed(recipe.model), cache=calib)
+    return trtexec(as_left, plan=str(folder / manifest.PLAN), layer_names=names)
 
 
 def _parsed(model: config.Model, network: Network, decision: Decision) -> tuple[ir.Model, Path]:
@@ -445,7 +470,7 @@ def _cache(
     record = manifest.read(model.artifacts_dir)
     if record is not None and manifest.version(record.tensorrt) == manifest.version(device.tensorrt):
         return str(manifest.cache_to_use(model, device.tensorrt))
-    path = work / manifest.CACHE
+    path = work / manifest.ENGINE_CACHE
     path.write_text(cache.render(found.scales, tensorrt=device.tensorrt), encoding="utf-8")
     before = "another version" if record is None else record.tensorrt
     notes.append(

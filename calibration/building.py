@@ -82,7 +82,6 @@ def show_plan(
             deployment=deployment,
         )
     steps = [str(step) for step in build.steps(model.engine, network)]
-    command = planned.trtexec.replace(str(work), str(model.artifacts_dir))
     document = {
         "model": model.name,
         "device": msgspec.to_builtins(device),
@@ -91,7 +90,7 @@ def show_plan(
         "steps": steps,
         "pictures": 0 if found is None else min(model.engine.parity.images, len(found)),
         "notes": list(planned.notes),
-        "trtexec": command,
+        "trtexec": planned.trtexec,
     }
     if quiet:
         return document
@@ -107,7 +106,7 @@ def show_plan(
         ("in this order", " -> ".join(steps)),
     ]
     console.table(f"{model.name}: what build would do", ("", ""), rows)
-    click.echo(command)
+    click.echo(planned.trtexec)
     return document
 
 

@@ -140,6 +140,8 @@ def decide(section: config.Engine, device: manifest.Device, step: Step | None = 
     """
     typed = version(device.tensorrt) >= STRONGLY_TYPED_ONLY
     core, why, warnings = _dla(section, device, key)
+    if section.backend == "onnxruntime":
+        raise ConfigError([f"{key}.backend is onnxruntime, which runs the ONNX model itself (engines: auto, tensorrt)"])
     step = step or Step(section.precision)
     precision = step.precision
     reasons = [why, f"{precision}: {'fallback' if precision != section.precision else f'{key}.precision'}"]
@@ -180,10 +182,6 @@ def trtexec(recipe: Recipe, *, plan: str, layer_names: Mapping[str, str]) -> str
         recipe: of the build.
         plan: file to write.
         layer_names: name of the node by name of its first output, for ``--layerPrecisions``.
-
-    Returns:
-        One line. Ranges that are set tensor by tensor, and pictures, have no option of trtexec's: the line then takes
-        the calibration cache, which holds the same ranges.
     """
     options = [f"--onnx={recipe.model}", f"--saveEngine={plan}"]
     if not recipe.strongly_typed:

@@ -23,8 +23,19 @@ from edge.errors import ModelError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CACHE", "ENGINE_MANIFEST", "HISTOGRAMS", "INT8_MODEL", "MANIFEST", "PARTIAL", "PLACEMENT", "PLAN", "RANGES"]
-__all__ += ["REPORT", "TIMING_CACHE", "Artifact", "Device", "EngineManifest", "Manifest", "ParityRecord"]
+__all__ = [
+    "CACHE",
+    "ENGINE_CACHE",
+    "ENGINE_MANIFEST",
+    "HISTOGRAMS",
+    "INT8_MODEL",
+    "MANIFEST",
+    "PARSED",
+    "PARTIAL",
+    "PLACEMENT",
+    "PLAN",
+]
+__all__ += ["RANGES", "REPORT", "TIMING_CACHE", "Artifact", "Device", "EngineManifest", "Manifest", "ParityRecord"]
 __all__ += [
     "artifact_to_run",
     "cache_to_use",
@@ -52,6 +63,10 @@ PLAN = "engine.plan"
 ENGINE_MANIFEST = "engine.json"
 PLACEMENT = "engine.layers.json"
 """Where each layer runs, and in which precision."""
+PARSED = "engine.onnx"
+"""What TensorRT has parsed, where that is neither the model nor the one with Q/DQ."""
+ENGINE_CACHE = "engine.cache"
+"""The calibration cache written anew for the TensorRT of the device."""
 TIMING_CACHE = "timing.cache"
 
 
@@ -150,6 +165,10 @@ class EngineManifest(Struct, frozen=True, kw_only=True):
     device: Device
     requested: str
     """Digest of everything in the deployment and beside it that the build depends on: another one means build again."""
+    made_from: dict[str, str] = {}
+    """SHA-256 by name of the calibration's files that it was built from."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    """Of inputs and outputs."""
     io_scales: dict[str, float] = {}
     """Scale of INT8 inputs and outputs by tensor name."""
     parity: ParityRecord | None

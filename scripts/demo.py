@@ -102,9 +102,11 @@ def command(name: str, *arguments: str) -> int:
 
 
 def derived_deployment(broker: Broker) -> Path:
-    """configs/demo.yaml with the broker that was found; paths made absolute, as the file lies elsewhere."""
+    """configs/demo.yaml with the broker that was found, on the CPU; paths made absolute, as the file lies elsewhere."""
     document = yaml.safe_load(DEPLOYMENT.read_text())
     document["mqtt"] |= {"host": broker.host, "port": broker.port, "protocol": broker.protocol}
+    for model in document["models"]:  # where TensorRT is installed, the daemon would ask for an engine
+        model["engine"]["backend"] = "onnxruntime"
 
     def absolute(value: Any) -> Any:
         if isinstance(value, dict):

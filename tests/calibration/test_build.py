@@ -120,7 +120,9 @@ def test_an_engine_is_built_compared_installed_and_run(
     assert (done.manifest.precision, done.manifest.device.tensorrt) == (precision, version)
     assert done.manifest.parity is not None
     assert done.manifest.parity.cosine > 0.99
-    assert left_in(site) - before == ENGINE_FILES
+    assert done.manifest.shapes == {"images": (1, 3, 16, 16), "out": (1, 5)}
+    assert left_in(site) - before - {manifest.PARSED} == ENGINE_FILES
+    assert Path(done.attempts[0].planned.recipe.model).name in left_in(site) | {"model.onnx"}
     with open_pipeline(deployed(site, precision=precision)) as pipeline:
         assert pipeline.precision == precision
         assert pipeline.detect(np.zeros((16, 16, 3), np.uint8))
@@ -145,6 +147,7 @@ def test_int8_comes_from_where_the_deployment_says(
 
     assert done.manifest is not None
     assert done.manifest.quantization == quantization
+    assert list(done.manifest.made_from) == [manifest.INT8_MODEL if quantization == "qdq" else manifest.RANGES]
     assert done.attempts[0].placement.precisions()["int8"] + done.attempts[0].placement.devices()["DLA"]
 
 
@@ -155,6 +158,8 @@ def test_a_cache_is_written_anew_for_the_tensorrt_that_is_here(standin: Use, sit
 
     assert any("is for TensorRT 10.3.0: written anew" in note for note in done.attempts[0].planned.notes)
     assert (site / "artifacts" / manifest.CACHE).read_text().startswith("TRT-100300-"), "the calibration's stays"
+    assert (site / "artifacts" / manifest.ENGINE_CACHE).read_text().startswith("TRT-8502-")
+    assert f"--calib={site / 'artifacts' / manifest.ENGINE_CACHE}" in done.attempts[0].planned.trtexec
 
 
 def test_layers_that_calibration_kept_in_floating_point_are_told_to_tensorrt(standin: Use, site: Path) -> None:
@@ -310,7 +315,7 @@ def test_a_model_with_qdq_of_its_own_needs_no_calibration(standin: Use, site: Pa
     done = built(site)
 
     assert done.manifest is not None
-    assert done.manifest.quantization == "qdq"
+    assert (done.manifest.quantization, done.manifest.made_from) == ("qdq", {})
 
 
 def test_a_model_with_qdq_of_its_own_cannot_take_a_cache(standin: Use, site: Path) -> None:

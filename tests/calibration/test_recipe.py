@@ -100,6 +100,11 @@ def test_formats_that_an_engine_cannot_have(section: dict[str, Any], tensorrt: s
         decided(tensorrt=tensorrt, **section)
 
 
+def test_onnxruntime_needs_no_engine() -> None:
+    with pytest.raises(ConfigError, match=r"engine\.backend is onnxruntime, which runs the ONNX model itself"):
+        decided(backend="onnxruntime")
+
+
 def test_half_of_what_is_free_is_the_workspace() -> None:
     assert pools(config.Engine(), on_dla=False, free_bytes=3000) == Pools(workspace=1500)
     assert pools(config.Engine(workspace_mb=64), on_dla=False, free_bytes=3000).workspace == 64 * 2**20
