@@ -2,12 +2,14 @@
 """Stand-in for ``pycuda.driver``: the part that jetson-edge uses, stricter than CUDA and with host memory for a device.
 
 Names and behaviour follow pycuda's ``src/cpp/cuda.hpp`` and ``src/wrapper/wrap_cudadrv.cpp``, 2022.2 to 2026.1.
-Stricter, since the product must not rely on CUDA's leniency:
+It is stricter, since the product must not rely on CUDA's leniency:
 
 - an asynchronous copy takes page-locked memory only (CUDA would wait for it without a word);
 - memory that was freed, or a range that leaves its allocation, raises instead of corrupting something;
 - copies that are still waiting when their memory is freed fail, and the stream's next synchronize() says so;
-- a context is detached by the thread that retained it, otherwise it stays alive.
+- memory is freed with a context current (pycuda makes its own current where it may).
+
+As strict as pycuda: a context is released by the thread that retained it; detached by another one it stays alive.
 
 Streams really are asynchronous: each is a thread that runs what it is given in order. ``_standin_live()`` counts what
 has not been released. The machine is described by STANDIN_INTEGRATED (0 or 1, default 1), STANDIN_COMPUTE (default 8.7)
@@ -96,6 +98,7 @@ class _State:
         self.streams: dict[int, _Worker] = {}
         self.events: set[int] = set()
         self.contexts: set[int] = set()
+        self.error: BaseException | None = None  # of a job that failed; for good, in this process
         self.numbers = itertools.count(0x10000)
 
 
@@ -165,9 +168,6 @@ class Device:
     def total_memory(self) -> int:
         return _TOTAL_MEMORY
 
-    def pci_bus_id(self) -> str:
-        return "0000:00:00.0"
-
     def get_attribute(self, attr: device_attribute) -> int:
         major, minor = self.compute_capability()
         return {
@@ -192,7 +192,7 @@ class Context:
     """A context; contexts of one device share their memory, as the primary one does with itself."""
 
     def __init__(self):
-        raise LogicError("This class cannot be instantiated from Python")
+        raise TypeError("This class cannot be instantiated from Python")
 
     def push(self) -> None:
         if not self._valid:
@@ -202,7 +202,7 @@ class Context:
     @staticmethod
     def pop() -> None:
         if not _stack():
-            raise LogicError("context::pop failed: invalid device context - cannot pop context from empty stack")
+            raise LogicError("context::pop failed: invalid device context - cannot pop non-current context")
         _stack().pop()
 
     def detach(self) -> None:
@@ -291,7 +291,7 @@ class PagelockedHostAllocation:
 
     def __init__(self, shape, dtype: np.dtype, flags: int):
         size = int(np.prod(shape)) * dtype.itemsize
-        self._start, self._flags = _allocate(max(size, 1), "host"), int(flags)
+        self._start, self._flags = _allocate(size, "host"), int(flags)
         self.__array_interface__ = {
             "version": 3,
             "shape": tuple(shape),
@@ -318,13 +318,15 @@ class PagelockedHostAllocation:
         return self._start
 
 
-def mem_alloc(bytes: int) -> DeviceAllocation:  # noqa: A002 - pycuda's name
-    _need_context("explicit_context_dependent")
-    return DeviceAllocation(_allocate(int(bytes), "device"))
+def mem_alloc(size: int, /) -> DeviceAllocation:
+    if not isinstance(size, int):  # a numpy integer is none to Boost.Python
+        raise TypeError(f"mem_alloc({type(size).__name__}) did not match C++ signature: mem_alloc(unsigned long)")
+    _need_context("cuMemAlloc")
+    return DeviceAllocation(_allocate(size, "device"))
 
 
 def pagelocked_empty(shape, dtype, order="C", mem_flags=0) -> np.ndarray:
-    _need_context("explicit_context_dependent")
+    _need_context("cuMemHostAlloc")
     if order != "C":
         raise LogicError(f"the stand-in has no order {order}")
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -343,9 +345,9 @@ def _host_range(buffer, *, writable: bool) -> tuple[int, int]:
             raise TypeError("the stand-in copies to numpy arrays only")
         buffer = np.frombuffer(buffer, np.uint8)
     if not buffer.flags.c_contiguous:
-        raise LogicError("ary argument is not contiguous")
+        raise ValueError("ndarray is not contiguous")
     if writable and not buffer.flags.writeable:
-        raise BufferError("buffer is not writable")
+        raise ValueError("buffer source array is read-only")
     base = buffer
     while isinstance(base, np.ndarray) and base.base is not None:
         base = base.base
@@ -371,13 +373,6 @@ def memcpy_dtoh(dest, src) -> None:
     _need_context("cuMemcpyDtoH")
     address, size = _host_range(dest, writable=True)
     _move(address, int(src), size, "cuMemcpyDtoH", int(src))
-
-
-def memset_d8(dest, data: int, count: int) -> None:
-    _need_context("cuMemsetD8")
-    if _kind_of(int(dest), count) is None:
-        raise LogicError("cuMemsetD8 failed: invalid argument")
-    ctypes.memset(int(dest), data, count)
 
 
 def memcpy_htod_async(dest, src, stream=None) -> None:
@@ -411,38 +406,46 @@ class _Worker:
     """The thread of a stream. It knows nothing of the Stream object, so that this one can be collected."""
 
     def __init__(self):
-        self.jobs: queue.SimpleQueue = queue.SimpleQueue()
-        self.error: BaseException | None = None
-        self.thread = threading.Thread(target=self.run, name="standin-stream", daemon=True)
-        self.thread.start()
+        self._jobs: queue.SimpleQueue = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="standin-stream", daemon=True).start()
 
-    def run(self) -> None:
+    def put(self, job, *, always: bool = False) -> None:
+        """Run a job after those before it; once one has failed, only what must run ``always``."""
+        self._jobs.put((job, always))
+
+    def close(self) -> None:
+        self._jobs.put((None, True))
+
+    def _run(self) -> None:
         context = Context.__new__(Context)  # what runs on the device needs no context of its own
         context._valid = True
         _stack().append(context)
-        while (job := self.jobs.get()) is not None:
-            if self.error is None:  # errors are sticky, as CUDA's are
-                try:
-                    job()
-                except Exception as error:  # noqa: BLE001 - raised where the stream is waited for
-                    self.error = error
-            elif isinstance(getattr(job, "__self__", None), threading.Event):
+        while True:
+            job, always = self._jobs.get()
+            if job is None:
+                return
+            if _state.error is not None and not always:  # errors are sticky and the whole context's, as CUDA's are
+                continue
+            try:
                 job()
+            except Exception as error:  # noqa: BLE001 - raised where the stream is waited for
+                _state.error = error
 
-    def drain(self) -> None:
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Wait for everything before; False if it takes longer. Raises the error of a job that failed."""
         done = threading.Event()
-        self.jobs.put(done.set)
-        done.wait()
+        self.put(done.set, always=True)
+        finished = done.wait(timeout_s)
         self.check()
+        return finished
 
     def check(self) -> None:
-        if self.error is not None:
-            raise LogicError(f"cuStreamSynchronize failed: {self.error}") from self.error
+        if _state.error is not None:
+            raise LogicError(f"cuStreamSynchronize failed: {_state.error}") from _state.error
 
 
 def _close_stream(handle: int) -> None:
-    worker = _state.streams.pop(handle)
-    worker.jobs.put(None)
+    _state.streams.pop(handle).close()
 
 
 class Stream:
@@ -461,16 +464,12 @@ class Stream:
 
     def is_done(self) -> bool:
         _need_context("cuStreamQuery")
-        done = threading.Event()
-        self._worker.jobs.put(done.set)
-        finished = done.wait(0.001)
-        self._worker.check()
-        return finished
+        return self._worker.drain(0.001)
 
     def wait_for_event(self, evt: Event) -> None:
         _need_context("cuStreamWaitEvent")
-        if (mark := evt._mark) is not None:
-            self._worker.jobs.put(mark.done.wait)
+        if evt._mark is not None:
+            self._worker.put(evt._mark.done.wait)
 
 
 class _Mark:
@@ -489,7 +488,7 @@ class Event:
 
     def __init__(self, flags: int = 0):
         _need_context("explicit_context_dependent")
-        self._flags, self._mark, self._stream_worker = int(flags), None, None
+        self._flags, self._mark, self._worker = int(flags), None, None
         number = next(_state.numbers)
         _state.events.add(number)
         weakref.finalize(self, _state.events.discard, number)
@@ -497,16 +496,19 @@ class Event:
     def record(self, stream: Stream | None = None) -> Event:
         _need_context("cuEventRecord")
         mark = self._mark = _Mark()
-        self._stream_worker = stream._worker if stream is not None else None
-        _enqueue(stream, mark.set)
+        self._worker = stream._worker if stream is not None else None
+        if self._worker is None:
+            _enqueue(None, mark.set)
+        else:
+            self._worker.put(mark.set, always=True)
         return self
 
     def synchronize(self) -> Event:
         _need_context("cuEventSynchronize")
         if self._mark is not None:
-            while not self._mark.done.wait(0.05):
-                if self._stream_worker is not None:
-                    self._stream_worker.check()
+            self._mark.done.wait()
+        if self._worker is not None:
+            self._worker.check()
         return self
 
     def query(self) -> bool:
@@ -532,7 +534,7 @@ def _enqueue(stream: Stream | None, job) -> None:
         Context.synchronize()
         job()
         return
-    stream._worker.jobs.put(job)
+    stream._worker.put(job)
 
 
 def _standin_enqueue(handle: int, job) -> None:
@@ -541,6 +543,6 @@ def _standin_enqueue(handle: int, job) -> None:
     if handle == 0:
         _enqueue(None, job)
     elif handle in _state.streams:
-        _state.streams[handle].jobs.put(job)
+        _state.streams[handle].put(job)
     else:
         raise LogicError("cuLaunchKernel failed: invalid resource handle")

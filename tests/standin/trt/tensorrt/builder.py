@@ -271,6 +271,9 @@ class _Build:
         called("write_calibration_cache", lambda: calibrator.write_calibration_cache(memoryview(content)), None)
         return scales
 
+    def _scaled(self, layer) -> bool:
+        return bool(layer._inputs) and all(tensor._name in self.scales for tensor in layer._inputs)
+
     def _precision(self, layer, dla: bool) -> str:
         """What a layer computes in: INT8, HALF or FLOAT."""
         if self.typed or self.quantized_model:
@@ -278,8 +281,7 @@ class _Build:
         obeyed = self.config._has("OBEY_PRECISION_CONSTRAINTS") or self.config._has("PREFER_PRECISION_CONSTRAINTS")
         if layer._precision is not None and obeyed:
             return layer._precision.name
-        scaled = bool(layer._inputs) and all(tensor._name in self.scales for tensor in layer._inputs)
-        if self.config._has("INT8") and scaled:
+        if self.config._has("INT8") and self._scaled(layer):
             return "INT8"
         return "HALF" if self.config._has("FP16") or dla else "FLOAT"
 
@@ -306,7 +308,8 @@ class _Build:
         for layer in self.network._layers:
             if self.config.get_device_type(layer).name != "DLA":
                 continue
-            if self.config.can_run_on_DLA(layer):
+            # Without a scale it runs in FP16 where that is allowed, and not on the DLA where it is not.
+            if self.config.can_run_on_DLA(layer) and (self.config._has("FP16") or self._scaled(layer)):
                 on_dla.add(id(layer))
                 continue
             if not self.config._has("GPU_FALLBACK"):

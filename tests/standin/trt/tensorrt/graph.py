@@ -56,10 +56,12 @@ def faults() -> list[str]:
     return [fault for fault in os.environ.get("STANDIN_FAULT", "").split(",") if fault]
 
 
+@bound
 class Dims(tuple):
-    """A shape. The real class is no tuple but compares, slices and prints like one."""
+    """A shape. The real class is no tuple, but compares, slices and prints like one."""
 
     __slots__ = ()
+    MAX_DIMS = fixed(8)
 
 
 @bound
