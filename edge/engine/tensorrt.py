@@ -334,7 +334,8 @@ class TensorRtEngine:
                 # What fails here belongs to a frame that nobody has collected.
                 with suppress(DeviceError):
                     stream.synchronize()
-            self._slots = ()
+            self._slots = self._streams = ()
+            self._submitted = self._collected = 0
             self._context = None
             self._engine = None
             self._runtime = None
