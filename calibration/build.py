@@ -4,7 +4,7 @@ Decide, build in a child process, compare the new engine with FP32 on real pictu
 one in use. An engine that misses a limit of the deployment's ``parity`` is not installed; the deployment's fallbacks
 are tried instead, each in its turn. Whatever fails, the engine in use stays what it was.
 
-What TensorRT is told is ``recipe``'s to decide and ``builder``'s to do; how far an engine is off is ``parity``'s.
+What TensorRT is told is ``planning``'s to decide and ``builder``'s to do; how far an engine is off is ``parity``'s.
 """
 
 from __future__ import annotations
@@ -20,62 +20,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import onnx_ir as ir
 
 import edge
-from calibration import cache, child, graph, images, observe, placement, qdq, typed
+from calibration import child, graph, placement
 from calibration.parity import Reference
-from calibration.ranges import Ranges
-from calibration.recipe import Recipe, Step, TensorIo, decide, pools, settings, trtexec
+from calibration.planning import network_of, plan_build, steps
+from calibration.recipe import settings
 from edge import files, manifest
 from edge.engine import open_engine
-from edge.errors import ConfigError, DataError, ModelError
+from edge.errors import DataError, ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from calibration.events import Done, Event
     from calibration.images import ImageSet
     from calibration.parity import Parity
     from calibration.placement import Placement
+    from calibration.planning import Planned
     from calibration.recipe import Decision
     from edge import config
-    from edge.types import TensorSpec
 
-__all__ = ["Attempt", "Built", "Network", "Planned", "build", "needed", "network_of", "plan_build", "steps"]
+__all__ = ["BUILDER_LOG", "Attempt", "Built", "build", "needed"]
 
 logger = logging.getLogger(__name__)
 
 _WORK = ".building-"
 BUILDER_LOG = "builder.log"
 """What TensorRT said in the last build, also of one that failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Network:
-    """What a build needs to know of a model, found on the CPU."""
-
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    model: ir.Model
-    """FP32 as it was read, or with Q/DQ where it comes so, shapes fixed."""
-    fixed_here: bool
-    """The file leaves a dimension open, which the deployment fixes."""
-
-    @property
-    def quantized(self) -> bool:
-        """The model comes with Q/DQ of its own, as quantization-aware training leaves it."""
-        return graph.is_quantized(self.model)
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """One build, decided."""
-
-    decision: Decision
-    recipe: Recipe
-    trtexec: str
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,121 +76,6 @@ class Built:
     """Of the engine that was installed; None: the one that was there stays."""
     attempts: tuple[Attempt, ...]
     """All that were built, the installed one last."""
-
-
-def network_of(model: config.Model) -> Network:
-    """Read a model, and learn the shapes of its inputs and outputs by running it once on the CPU.
-
-    Raises:
-        ModelError: it cannot be read, or a dimension is open that the deployment does not fix.
-    """
-    source = Path(model.path)
-    loaded = graph.load(source)
-    on_cpu = msgspec.structs.replace(model.engine, providers=["cpu"])
-    with open_engine(source, on_cpu, size_wh=model.input.size) as engine:
-        inputs, outputs = engine.inputs, engine.outputs
-    by_name = {str(value.name): value for value in loaded.graph.inputs}
-    open_ = [spec for spec in inputs if not _is_fixed(by_name[spec.name])]
-    for spec in open_:
-        graph.fix_input(loaded, spec)
-    return Network(inputs, outputs, loaded, bool(open_))
-
-
-def steps(section: config.Engine, network: Network) -> list[Step]:
-    """What to try, in order: what the deployment asks for, then its fallbacks.
-
-    Fallbacks add up: normalisations that went to FP32 stay there. Those that would change nothing are left out, and so
-    is FP32 for the DLA, which does not run it.
-    """
-    found = [Step(section.precision)]
-    for fallback in section.fallbacks:
-        last = found[-1]
-        if last.precision == "fp32":
-            break
-        if fallback == "norm-fp32":
-            if not last.norm_fp32 and typed.norm_layers(network.model):
-                found.append(Step(last.precision, norm_fp32=True, fallback=fallback))
-        elif fallback != last.precision and not (fallback == "fp32" and section.dla is not None):
-            found.append(Step(fallback, norm_fp32=last.norm_fp32 and fallback != "fp32", fallback=fallback))
-    return found
-
-
-def plan_build(
-    model: config.Model,
-    device: manifest.Device,
-    network: Network,
-    work: Path,
-    step: Step,
-    *,
-    deployment: Path | None = None,
-    free_bytes: int | None = None,
-) -> Planned:
-    """Decide one build, and write what it reads into ``work``.
-
-    Args:
-        model: of the deployment.
-        device: to build for.
-        network: of the model.
-        work: folder for the files that the build reads and leaves.
-        step: what of it.
-        deployment: the file, for TensorRT's own calibration.
-        free_bytes: memory, of which the workspace is a part; None: what is free now.
-
-    Raises:
-        ConfigError: the deployment asks for what this TensorRT does not have, or a rule matches nothing.
-        DeviceError: it asks for a DLA that is not there.
-        ModelError: the calibration is missing, or is not of this deployment.
-    """
-    key = f"models.{model.name}.engine"
-    section = model.engine
-    decision = decide(section, device, step, key=key)
-    notes = list(decision.warnings)
-    if network.quantized and decision.quantization != "qdq":
-        raise ModelError(
-            f"{model.path}: has Q/DQ nodes of its own, which only quantization: qdq runs; this build takes"
-            f" {decision.quantization} ({'; '.join(decision.reasons)})"
-        )
-    parsed, source = _parsed(model, network, decision)
-    found = None
-    if decision.quantization in ("cache", "ranges", "calibrator"):
-        path = manifest.ranges_to_use(model) if decision.quantization != "calibrator" else None
-        found = None if path is None else msgspec.json.decode(path.read_bytes(), type=Ranges)
-    float_layers = _float_layers(model, parsed, decision, key, notes)
-    if decision.strongly_typed and decision.precision != "fp32":
-        copy = ir.from_proto(ir.to_proto(parsed))
-        done = typed.to_fp16(copy, {name for name, kept in float_layers.items() if kept == "fp32"})
-        notes += _typing_notes(done)
-        source = work / manifest.PARSED
-        ir.save(done.model, source)
-    elif network.fixed_here and not decision.strongly_typed and decision.quantization != "qdq":
-        source = work / manifest.PARSED
-        ir.save(parsed, source)
-    recipe = Recipe(
-        model=str(source),
-        name=model.name,
-        tensorrt=device.tensorrt,
-        precision=decision.precision,
-        quantization=decision.quantization,
-        strongly_typed=decision.strongly_typed,
-        cache=_cache(model, device, decision, found, work, notes),
-        ranges=_amax(found) if decision.quantization == "ranges" else {},
-        float_layers={} if decision.strongly_typed else float_layers,
-        inputs=_io(network.inputs, section.input_format, found),
-        outputs=_io(network.outputs, section.output_format, found),
-        dla_core=decision.dla_core,
-        gpu_fallback=section.dla is None or section.dla.gpu_fallback,
-        pools=pools(
-            section,
-            on_dla=decision.dla_core is not None,
-            free_bytes=observe.available_bytes() if free_bytes is None else free_bytes,
-        ),
-        optimization_level=section.optimization_level,
-        timing_cache=str(model.artifacts_dir / manifest.TIMING_CACHE),
-        deployment=None if deployment is None else str(deployment),
-        out=str(work),
-    )
-    names = {str(node.outputs[0].name): node.name for node in parsed.graph if node.name}
-    return Planned(decision, recipe, _command(model, recipe, names), tuple(notes))
 
 
 def needed(model: config.Model, device: manifest.Device) -> list[str]:
@@ -396,133 +253,8 @@ def _requested(model: config.Model, device: manifest.Device) -> str:
     return hashlib.sha256(msgspec.json.encode(evidence, order="deterministic")).hexdigest()
 
 
-def _command(model: config.Model, recipe: Recipe, names: dict[str, str]) -> str:
-    """The trtexec line, with the files where a build leaves them."""
-    folder = model.artifacts_dir
-
-    def installed(path: str) -> str:
-        return path.replace(recipe.out, str(folder), 1) if path.startswith(recipe.out) else path
-
-    calib = installed(recipe.cache) if recipe.cache is not None else None
-    if recipe.quantization == "ranges":  # trtexec has no option for them; the cache holds the same
-        calib = str(folder / manifest.CACHE)
-    as_left = msgspec.structs.replace(recipe, model=installed(recipe.model), cache=calib)
-    return trtexec(as_left, plan=str(folder / manifest.PLAN), layer_names=names)
-
-
-def _parsed(model: config.Model, network: Network, decision: Decision) -> tuple[ir.Model, Path]:
-    """The graph that TensorRT parses, and its file."""
-    if decision.quantization != "qdq" or network.quantized:
-        return network.model, Path(model.path)
-    path = manifest.artifact_to_run(model, "int8").path
-    return graph.load(path), path
-
-
-def _float_layers(
-    model: config.Model, parsed: ir.Model, decision: Decision, key: str, notes: list[str]
-) -> dict[str, Any]:
-    """Precision of single layers by the name of their first output."""
-    found: dict[str, Any] = {}
-    if decision.quantization in ("cache", "ranges", "calibrator"):
-        record = manifest.read(model.artifacts_dir)
-        wanted = set() if record is None else set(record.fp16_layers)
-        by_label = {qdq.label(node): str(node.outputs[0].name) for node in parsed.graph}
-        found |= {by_label[name]: "fp16" for name in wanted if name in by_label}
-        if wanted - by_label.keys():
-            names = ", ".join(sorted(wanted - by_label.keys()))
-            notes.append(f"layers that calibration kept in floating point are not in the model by that name: {names}")
-    nodes = [node for node in parsed.graph if not node.op_type.endswith("QuantizeLinear")]
-    kept = graph.match_layers(nodes, model.engine.fp32, key=f"{key}.fp32", among="is in the model")
-    if decision.step.norm_fp32:
-        kept |= typed.norm_layers(parsed)
-    return found | dict.fromkeys(sorted(kept), "fp32")
-
-
-def _typing_notes(done: typed.Typed) -> list[str]:
-    """What FP16 could not hold."""
-    told = (
-        (done.saturated, f"weights with values beyond FP16, which are {typed.MOST:g} now"),
-        (done.raised, "scales of quantized weights that are raised to FP16's smallest"),
-        (done.float_pairs, "Q/DQ pairs that stay in FP32, since FP16 does not hold their scale"),
-    )
-    return [f"{len(names)} {what}: {', '.join(names[:5])}{', ...' * (len(names) > 5)}" for names, what in told if names]
-
-
-def _cache(
-    model: config.Model,
-    device: manifest.Device,
-    decision: Decision,
-    found: Ranges | None,
-    work: Path,
-    notes: list[str],
-) -> str | None:
-    """The calibration cache of a build, for this very TensorRT: it skips one of another version without a word."""
-    if decision.quantization == "calibrator":
-        name = _calibrator_cache(model, device)
-        earlier = model.artifacts_dir / name
-        if earlier.is_file():
-            shutil.copy(earlier, work / name)
-            notes.append(f"{earlier}: TensorRT's own calibration of the same model and pictures is used again")
-        return str(work / name)
-    if decision.quantization != "cache":
-        return None
-    assert found is not None
-    record = manifest.read(model.artifacts_dir)
-    if record is not None and manifest.version(record.tensorrt) == manifest.version(device.tensorrt):
-        return str(manifest.cache_to_use(model, device.tensorrt))
-    path = work / manifest.ENGINE_CACHE
-    path.write_text(cache.render(found.scales, tensorrt=device.tensorrt), encoding="utf-8")
-    before = "another version" if record is None else record.tensorrt
-    notes.append(
-        f"{manifest.CACHE} is for TensorRT {before}: written anew from {manifest.RANGES} for {device.tensorrt}"
-    )
-    return str(path)
-
-
-def _calibrator_cache(model: config.Model, device: manifest.Device) -> str:
-    """Name of the cache that TensorRT's calibrator writes: another model, picture or pre-processing, another name."""
-    section = model.calibration
-    if section is None:
-        key = f"models.{model.name}"
-        raise ConfigError([f"{key}.engine.quantization is calibrator, which needs {key}.calibration, for its pictures"])
-    pictures = images.collect(section.images, count=section.count, seed=section.seed)
-    content = [
-        manifest.sha256_of(Path(model.path)),
-        msgspec.to_builtins(model.input),
-        sorted(file.sha256 for file in pictures.used),
-        device.tensorrt,
-    ]
-    return f"tensorrt-{hashlib.sha256(msgspec.json.encode(content, order='deterministic')).hexdigest()[:12]}.cache"
-
-
-def _io(specs: Sequence[TensorSpec], wanted: str, found: Ranges | None) -> tuple[TensorIo, ...]:
-    dtype, layout = wanted.split(":")
-    tensors = []
-    for spec in specs:
-        if spec.dtype != "float32":  # an index or a count stays what it is
-            continue
-        scale = None
-        if dtype == "int8":
-            entry = None if found is None else found.tensors.get(spec.name)
-            if entry is None:
-                raise ModelError(f"tensor '{spec.name}' has no range, which an INT8 input or output needs")
-            scale = entry.scale
-        # Layouts are about channels, rows and columns.
-        plain = layout if len(spec.shape) == 4 else "chw"
-        tensors.append(TensorIo(name=spec.name, shape=spec.shape, dtype=dtype, layout=plain, scale=scale))  # type: ignore[arg-type]
-    return tuple(tensors)
-
-
-def _amax(found: Ranges | None) -> dict[str, float]:
-    return {} if found is None else {name: entry.amax for name, entry in found.tensors.items()}
-
-
 def _reference(model: config.Model, pictures: ImageSet) -> Reference:
     """FP32's answers to some of the pictures, spread evenly over them."""
     count = min(model.engine.parity.images, len(pictures))
     chosen = [part * len(pictures) // count for part in range(count)]
     return Reference.of(model, ((pictures.used[index].path.name, pictures.load(index)) for index in chosen))
-
-
-def _is_fixed(value: ir.Value) -> bool:
-    return value.shape is not None and value.shape.is_static()

@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from calibration import build, console, events
+from calibration.planning import network_of, plan_build, steps
 from calibration.recipe import Step
 from edge import config, manifest
 from edge.engine import backend_of
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from calibration.images import ImageSet
+    from calibration.planning import Planned
 
 __all__ = ["elsewhere", "run", "show_plan"]
 
@@ -70,10 +72,10 @@ def show_plan(
     quiet: bool,
 ) -> dict[str, Any]:
     """Say what ``build`` would do, and why; return the same as a document."""
-    network = build.network_of(model)
+    network = network_of(model)
     found = pictures()
     with tempfile.TemporaryDirectory() as work:
-        planned = build.plan_build(
+        planned = plan_build(
             model,
             device,
             network,
@@ -81,13 +83,13 @@ def show_plan(
             Step(model.engine.precision),
             deployment=deployment,
         )
-    steps = [str(step) for step in build.steps(model.engine, network)]
+    in_order = [str(step) for step in steps(model.engine, network)]
     document = {
         "model": model.name,
         "device": msgspec.to_builtins(device),
         "decision": msgspec.to_builtins(planned.decision),
         "recipe": msgspec.to_builtins(planned.recipe),
-        "steps": steps,
+        "steps": in_order,
         "pictures": 0 if found is None else min(model.engine.parity.images, len(found)),
         "notes": list(planned.notes),
         "trtexec": planned.trtexec,
@@ -103,7 +105,7 @@ def show_plan(
         ("workspace", f"{recipe.pools.workspace / 2**20:.0f} MiB"),
         ("single layers", f"{len(recipe.float_layers)} kept in floating point" if recipe.float_layers else "none"),
         ("compared on", f"{document['pictures']} pictures" if found is not None else "nothing: build needs --images"),
-        ("in this order", " -> ".join(steps)),
+        ("in this order", " -> ".join(in_order)),
     ]
     console.table(f"{model.name}: what build would do", ("", ""), rows)
     click.echo(planned.trtexec)
@@ -208,7 +210,7 @@ class _Progress:
         self._phases: dict[str, list[int]] = {}
         self._told_s = 0.0
 
-    def on_attempt(self, planned: build.Planned) -> None:
+    def on_attempt(self, planned: Planned) -> None:
         self._phases.clear()
         for note in planned.notes:
             console.warn(note)
