@@ -267,8 +267,8 @@ class _Build:
         if not batches:
             return {}
         scales = maxima.scales()
-        content = arithmetic.render_cache(scales)
-        called("write_calibration_cache", lambda: calibrator.write_calibration_cache(memoryview(content)), None)
+        with memoryview(arithmetic.render_cache(scales)) as content:  # TensorRT's memory, gone after the call
+            called("write_calibration_cache", lambda: calibrator.write_calibration_cache(content), None)
         return scales
 
     def _scaled(self, layer) -> bool:
