@@ -20,9 +20,10 @@ VERSION = os.environ.get("STANDIN_TENSORRT", "10.3.0")
 NUMBERS = tuple(int(part) for part in VERSION.split("."))[:3]
 DATA = Path(__file__).parents[3] / "data" / "tensorrt-api"
 
-# The bindings of 8.5 are on no package index. Taken away from the listing of 10.3 is what python/src/infer/pyCore.cpp,
-# pyGraph.cpp and parsers/pyOnnx.cpp of github.com/NVIDIA/TensorRT do not bind at tag v8.5.1, of the classes that the
-# stand-in simulates. Names that only 8.x has are not offered.
+# The bindings of 8.5 are on no package index, so this is an approximation: the listing of 10.3, less what their source
+# (python/src/infer/pyCore.cpp of github.com/NVIDIA/TensorRT, a copy of 8.5 by its content) does not bind, of the
+# classes that the stand-in simulates. For ITensor, ILayer, INetworkDefinition and the parser it goes by a later 8.x and
+# by what the release notes say was added. Names that only 8.x has are not offered.
 LATER_THAN_8_5 = {
     "BuilderFlag": "BF16 VERSION_COMPATIBLE EXCLUDE_LEAN_RUNTIME FP8 ERROR_ON_TIMING_CACHE_MISS"
     " DISABLE_COMPILATION_CACHE WEIGHTLESS STRIP_PLAN REFIT_IDENTICAL WEIGHT_STREAMING INT4 REFIT_INDIVIDUAL",
