@@ -76,7 +76,7 @@ class Cuda:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Make the context current on this thread; everything below works only inside.
+        """Make the context current on this thread, for copies, waits and whatever else CUDA is asked; may be nested.
 
         Raises:
             DeviceError: CUDA failed in the block.
