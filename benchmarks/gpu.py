@@ -363,11 +363,12 @@ def engine(gpu: Gpu, slots: int = 2) -> Iterator[TensorRtEngine]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         (folder / "engine.plan").write_bytes(plan)
         runner = stack.enter_context(TensorRtEngine(folder / "engine.plan", slots=slots))
-        streams = {stream.handle: stream.raw for stream in runner._streams}  # noqa: SLF001 - pycuda makes no stream of a handle
+        # pycuda makes no stream of a handle. Not its own objects: who keeps one keeps the stream from being destroyed.
+        streams = {stream.handle: stream for stream in runner._streams}  # noqa: SLF001
 
         def execute(context: Any, handle: int) -> bool:
             addresses = [context.get_tensor_address(name) for name in ("x", "y")]
-            gpu.work(streams[handle], *addresses, int(np.prod(SHAPE)))
+            gpu.work(streams[handle].raw, *addresses, int(np.prod(SHAPE)))
             return True
 
         runner._context = _Replaced(runner._context, execute)  # noqa: SLF001
