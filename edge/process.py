@@ -150,7 +150,7 @@ def open_pipeline(
         model.engine,
         size_wh=model.input.size,
         built=artifact.engine,
-        cache_dir=model.artifacts_dir,
+        cache_dir=None if model.artifacts is None else model.artifacts_dir,
     ) as engine:
         if len(engine.inputs) != 1:
             names = ", ".join(spec.name for spec in engine.inputs)

