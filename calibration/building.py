@@ -130,12 +130,13 @@ def run(
         return {"model": model.name, "installed": True, "built": False, "attempts": []}
     for reason in reasons:
         logger.info("models.%s: %s", model.name, reason)
+    found = pictures()
     with _progress(model.name) as progress:
         built = build.build(
             model,
             device,
             deployment=deployment,
-            pictures=pictures(),
+            pictures=found,
             force=force,
             on_event=progress.on_event,
             on_attempt=progress.on_attempt,
@@ -202,12 +203,13 @@ def _attempt_json(attempt: build.Attempt) -> dict[str, Any]:
 
 
 class _Progress:
-    """Follows the builder: a line on a terminal that says what it is at, a log line for each phase elsewhere."""
+    """Follows the builder: what it is at, for whoever watches, and for systemd."""
 
-    def __init__(self, name: str, show: Callable[[str], None]) -> None:
+    def __init__(self, name: str, show: Callable[[str, int, int], None]) -> None:
         self._name = name
         self._show = show
-        self._phases: dict[str, list[int]] = {}
+        self._phases: dict[str, tuple[int, int]] = {}
+        """Those that have begun and not ended, outermost first: steps done, of how many."""
         self._told_s = 0.0
 
     def on_attempt(self, planned: Planned) -> None:
@@ -220,25 +222,25 @@ class _Progress:
 
     def on_event(self, event: events.Event) -> None:
         if isinstance(event, events.Phase):
-            self._phases[event.name] = [0, event.steps or 0]
+            self._phases[event.name] = (0, event.steps or 0)
         elif isinstance(event, events.Step) and event.name in self._phases:
-            self._phases[event.name][0] = event.step + 1
+            self._phases[event.name] = (event.step + 1, self._phases[event.name][1])
         elif isinstance(event, events.Finished):
             self._phases.pop(event.name, None)
-        elif isinstance(event, events.Log) and event.severity in ("warning", "error"):
+        elif isinstance(event, events.Log):
             logger.debug("TensorRT: %s", event.text)
-        text = " > ".join(
-            f"{name} {done}/{steps}" if steps > 1 else name for name, (done, steps) in self._phases.items()
-        )
-        self._show(text)
-        self._tell_systemd(text)
+        if self._phases:
+            name, (done, total) = next(reversed(self._phases.items()))
+            self._show(name, done, total)
+            self._tell_systemd(name, done, total)
 
-    def _tell_systemd(self, text: str) -> None:
+    def _tell_systemd(self, name: str, done: int, total: int) -> None:
         """Keep systemd from stopping a unit whose ExecStartPre builds: it takes minutes, and systemd waits 90 s."""
         now_s = time.monotonic()
         if now_s - self._told_s >= _NOTIFY_PERIOD_S:
             self._told_s = now_s
-            notify(f"STATUS=building {self._name}: {text}", f"EXTEND_TIMEOUT_USEC={_EXTEND_S * 1_000_000}")
+            count = f" {done}/{total}" if total else ""
+            notify(f"STATUS=building {self._name}: {name}{count}", f"EXTEND_TIMEOUT_USEC={_EXTEND_S * 1_000_000}")
 
 
 @contextmanager

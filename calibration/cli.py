@@ -379,7 +379,7 @@ def selftest(out: Path, iterations: int) -> None:
     from calibration.selftest_report import render
 
     with console.activity("self-test") as show:
-        report = run_selftest(out, iterations=iterations, on_case=show)
+        report = run_selftest(out, iterations=iterations, on_case=lambda case: show(case, 0, 0))
     click.echo(render(report), nl=False)
     for name in (JSON_NAME, TEXT_NAME):
         click.echo(str(out / name))

@@ -7,7 +7,6 @@ the level of this package's logger; progress is silent where that silences infor
 from __future__ import annotations
 
 import logging
-import re
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
@@ -57,25 +56,20 @@ def status(title: str) -> Iterator[None]:
 
 
 @contextmanager
-def activity(title: str) -> Iterator[Callable[[str], None]]:
-    """Show what long work is at: one line that changes on a terminal; elsewhere a log line for each new text.
+def activity(title: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Show what long work is at: a bar on a terminal, with the time that has passed; elsewhere a line for each thing.
 
-    Steps that are counted in the text (``timing 3/40``) do not make it a new one.
+    What is given takes what the work is at, how many steps of that are done, and how many there are, or 0.
     """
     if not logger.isEnabledFor(logging.INFO):
-        yield lambda _: None
+        yield lambda *_: None
     elif sys.stderr.isatty():
-        from rich.console import Console
-        from rich.markup import escape
-
-        with Console(stderr=True).status(title) as shown, _logging_above_it():
-            yield lambda text: shown.update(escape(f"{title}: {text}" if text else title))
+        yield from _changing_bar(title)
     else:
         told: set[str] = set()
 
-        def tell(text: str) -> None:
-            what = re.sub(r" \d+/\d+", "", text)
-            if what and what not in told:
+        def tell(what: str, _done: int, _total: int) -> None:
+            if what not in told:
                 told.add(what)
                 logger.info("%s: %s", title, what)
 
@@ -203,6 +197,24 @@ def _bar(title: str, total: int) -> Iterator[Progress]:
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with RichProgress(*columns, console=Console(stderr=True)) as bar, _logging_above_it():
         yield Bar()
+
+
+def _changing_bar(title: str) -> Iterator[Callable[[str, int, int], None]]:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, SpinnerColumn, TimeElapsedColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = (SpinnerColumn(), "{task.description}", BarColumn(20), TimeElapsedColumn())
+    with RichProgress(*columns, console=Console(stderr=True), transient=True) as bar, _logging_above_it():
+        task = bar.add_task(escape(title), total=None)
+
+        def show(what: str, done: int, total: int) -> None:
+            count = f" {done}/{total}" if total else ""
+            bar.tasks[0].total = total or None  # update() cannot take a total away
+            bar.update(task, description=escape(f"{title}: {what}{count}"), completed=done)
+
+        yield show
 
 
 @contextmanager
