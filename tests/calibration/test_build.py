@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +15,7 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 import pytest
+import yaml
 
 from calibration import build, images
 from calibration.calibrate import calibrate
@@ -18,7 +23,7 @@ from calibration.recipe import Step
 from edge import config, manifest
 from edge.engine import open_engine
 from edge.engine.tensorrt import probe
-from edge.errors import ConfigError, DataError, DeviceError, ModelError
+from edge.errors import ConfigError, DataError, DeviceError, ExitCode, ModelError
 from edge.process import open_pipeline
 
 if TYPE_CHECKING:
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
 
     Use = Callable[..., ModuleType]
 
+COMMAND = Path(sys.executable).parent / "edge-calibrate"
 WEIGHTS = {"w_stem": (8, 3, 3, 3), "w_body": (8, 8, 3, 3), "w_head": (5, 8, 4, 4)}
 MODEL = f"""<ir_version: 8, opset_import: ["" : 17]>
 classifier (float[1,3,16,16] images, {", ".join(f"float{list(shape)} {name}" for name, shape in WEIGHTS.items())})
@@ -324,3 +330,103 @@ def test_a_model_with_qdq_of_its_own_cannot_take_a_cache(standin: Use, site: Pat
 
     with pytest.raises(ModelError, match="has Q/DQ nodes of its own"):
         built(site, dla={})
+
+
+# -------------------------------------------------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def deployment(site: Path) -> Path:
+    """The same deployment as a file."""
+    document = {
+        "version": 1,
+        "models": [
+            {
+                "name": "m",
+                "path": "model.onnx",
+                "artifacts": "artifacts",
+                "task": {"type": "classification"},
+                "input": {"resize": "stretch"},
+                "calibration": {"images": "pictures", "method": "max"},
+            }
+        ],
+    }
+    path = site / "line3.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run edge-calibrate, where the stand-in was put in place or not."""
+    return subprocess.run([COMMAND, *arguments], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_dry_run_needs_no_tensorrt_and_writes_nothing(deployment: Path) -> None:
+    before = left_in(deployment.parent)
+
+    done = command("build", deployment, "--dry-run", "--tensorrt", "8.5.2", "--dla-cores", "1")
+
+    assert done.returncode == 0, done.stderr
+    assert "the model with Q/DQ: it is what evaluate has measured" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("trtexec --onnx=")
+    assert left_in(deployment.parent) == before
+
+
+def test_without_tensorrt_a_build_says_how_to_get_it(deployment: Path) -> None:
+    done = command("build", deployment)
+
+    assert done.returncode == ExitCode.UNAVAILABLE
+    assert done.stderr.count("\n") == 1
+    assert "apt install python3-libnvinfer" in done.stderr
+
+
+@pytest.mark.parametrize("options", [["--tensorrt", "10.3.0"], ["--dla-cores", "1"]])
+def test_what_is_for_a_dry_run_is_refused_without_one(deployment: Path, options: list[str]) -> None:
+    done = command("build", deployment, *options)
+
+    assert (done.returncode, "for --dry-run" in done.stderr) == (ExitCode.USAGE, True)
+
+
+def test_the_command_builds_and_then_has_nothing_to_do(standin: Use, deployment: Path) -> None:
+    standin()
+
+    first = command("build", deployment)
+    second = command("build", deployment, "--if-needed")
+
+    assert first.returncode == 0, first.stderr
+    assert f"{deployment.parent / 'artifacts' / manifest.PLAN}\n" in first.stdout
+    assert "SIMULATED" in first.stderr
+    assert (second.returncode, second.stdout) == (0, f"{deployment.parent}/artifacts/engine.plan: is up to date\n")
+
+
+def test_an_engine_that_is_too_far_off_ends_with_one_and_says_why(standin: Use, deployment: Path) -> None:
+    standin(faults=["nan"])
+
+    done = command("build", deployment, "--json", "-", "-q")
+
+    assert done.returncode == ExitCode.LIMIT_EXCEEDED
+    document = json.loads(done.stdout)
+    assert (document["installed"], len(document["attempts"])) == (False, 4)
+    assert "int8: not installed: output 'out': holds NaN" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_build_leaves_no_child_and_the_engine_in_use(
+    standin: Use, deployment: Path, number: signal.Signals
+) -> None:
+    standin()
+    assert command("build", deployment).returncode == 0
+    before = (deployment.parent / "artifacts" / manifest.PLAN).read_bytes()
+    standin(faults=["slow"])
+    with subprocess.Popen([COMMAND, "build", deployment], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        next(line for line in process.stderr if "Building Engine" in line)
+        (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.send_signal(number)
+        rest = process.stderr.read()
+
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert rest.splitlines()[-1] == "error: interrupted"
+    assert not Path(f"/proc/{child}").exists()
+    assert (deployment.parent / "artifacts" / manifest.PLAN).read_bytes() == before
+    assert not list((deployment.parent / "artifacts").glob(".building-*"))
