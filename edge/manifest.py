@@ -39,6 +39,7 @@ __all__ += ["RANGES", "REPORT", "TIMING_CACHE", "Artifact", "Device", "EngineMan
 __all__ += [
     "artifact_to_run",
     "cache_to_use",
+    "device_differences",
     "engine_to_run",
     "outdated",
     "ranges_to_use",
@@ -122,6 +123,8 @@ class Device(Struct, frozen=True, kw_only=True):
     integrated: bool
     """GPU and CPU share their memory."""
     dla_cores: int
+    multiprocessors: int = 0
+    """In use; only told, since Orin's modules and their power modes differ in it. 0 is not known."""
     cuda: str
     """Of the driver; only told."""
     l4t: str | None = None
@@ -265,6 +268,19 @@ def outdated(model: config.Model, manifest: Manifest) -> list[str]:
         for key, now, then in pairs
         if now != then
     ]
+
+
+def device_differences(then: EngineManifest, now: Device) -> list[str]:
+    """Why a plan does not run on a device, one clause each; empty where it does."""
+    pairs = [
+        ("TensorRT", then.device.tensorrt, now.tensorrt),
+        ("compute capability", then.device.compute_capability, now.compute_capability),
+        ("GPU", *("integrated" if device.integrated else "discrete" for device in (then.device, now))),
+    ]
+    found = [f"{what} was {before} and is {after}" for what, before, after in pairs if before != after]
+    if then.dla_core is not None and not now.dla_cores:
+        found.append("it is for the DLA, and there is none")
+    return found
 
 
 def artifact_to_run(model: config.Model, precision: Literal["int8", "fp32"]) -> Artifact:

@@ -54,6 +54,8 @@ class Cuda:
             """8.7 for Orin."""
             self.integrated: bool = bool(device.get_attribute(driver.device_attribute.INTEGRATED))
             """CPU and GPU share their memory."""
+            self.multiprocessors: int = device.get_attribute(driver.device_attribute.MULTIPROCESSOR_COUNT)
+            """That are switched on."""
             version = driver.get_driver_version()
             self.version: str = f"{version // 1000}.{version % 1000 // 10}"
             """Highest CUDA version that the driver serves."""

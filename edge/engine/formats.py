@@ -20,19 +20,45 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["DTYPES", "LAYOUTS", "Layout"]
+__all__ = ["DTYPES", "LAYOUTS", "Layout", "numpy_type"]
 
-DTYPES = ("float32", "float16", "int8", "int32", "int64", "uint8", "bool")
-"""Types of engine tensors; TensorRT's BF16, FP8 and INT4 have no numpy counterpart."""
+DTYPES = {
+    "fp32": "FLOAT",
+    "fp16": "HALF",
+    "int8": "INT8",
+    "int32": "INT32",
+    "int64": "INT64",
+    "uint8": "UINT8",
+    "bool": "BOOL",
+}
+"""Types of engine tensors -> member of DataType; TensorRT's BF16, FP8 and INT4 have no numpy counterpart."""
+
+LAYOUTS = {
+    "chw": "LINEAR",
+    "chw2": "CHW2",
+    "chw4": "CHW4",
+    "chw16": "CHW16",
+    "chw32": "CHW32",
+    "hwc": "HWC",
+    "hwc8": "HWC8",
+    "dla_linear": "DLA_LINEAR",
+    "dla_hwc4": "DLA_HWC4",
+}
+"""Layouts of engine tensors -> member of TensorFormat."""
 
 # NvInferRuntimeBase.h, TensorFormat: kCHWv is [N][ceil(C / v)][H][W][v], kHWCv is [N][H][W][C rounded up to v].
 _BLOCKED = {"chw2": 2, "chw4": 4, "chw16": 16, "chw32": 32}
-_CHANNELS_LAST = {"hwc": 1, "hwc8": 8, "hwc16": 16}
-_DLA = ("dla_linear", "dla_hwc4")
+_CHANNELS_LAST = {"hwc": 1, "hwc8": 8}
 _DLA_ROW_BYTES = 64
 """Rows of the two DLA layouts start at multiples of this on Orin."""
 
-LAYOUTS = ("chw", *_BLOCKED, *_CHANNELS_LAST, *_DLA)
+
+def numpy_type(name: str) -> np.dtype[Any]:
+    """Of one of ``DTYPES``."""
+    return np.dtype({"fp32": "float32", "fp16": "float16"}.get(name, name))
+
+
+_NUMPY_TYPES = tuple(map(numpy_type, DTYPES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +79,8 @@ class Layout:
     """Of an INT8 tensor: value = scale * stored."""
 
     def __post_init__(self) -> None:
-        if self.dtype.name not in DTYPES:
-            raise ModelError(f"tensor '{self.name}' is {self.dtype}; allowed: {', '.join(DTYPES)}")
+        if self.dtype not in _NUMPY_TYPES:
+            raise ModelError(f"tensor '{self.name}' is {self.dtype}; allowed: {', '.join(map(str, _NUMPY_TYPES))}")
         if self.layout not in LAYOUTS:
             raise ModelError(f"tensor '{self.name}' has layout {self.layout}; allowed: {', '.join(LAYOUTS)}")
         if self.layout != "chw" and len(self.shape) < 3:

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge.engine.cuda import Cuda
-from edge.engine.formats import Layout
+from edge.engine.formats import DTYPES, LAYOUTS, Layout, numpy_type
 from edge.engine.inputs import checked
 from edge.errors import DeviceError, ModelError
-from edge.manifest import Device
+from edge.manifest import Device, device_differences
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,16 +41,9 @@ __all__ = ["TensorRtEngine", "load_tensorrt", "probe"]
 
 logger = logging.getLogger(__name__)
 
-_DTYPES = {
-    "FLOAT": "float32",
-    "HALF": "float16",
-    "INT8": "int8",
-    "INT32": "int32",
-    "INT64": "int64",
-    "UINT8": "uint8",
-    "BOOL": "bool",
-}
-"""By TensorRT's name: its versions differ in which types there are, and trt.nptype does not know all of them."""
+# By TensorRT's names: its versions differ in which there are, and trt.nptype does not know all types.
+_DTYPES = {member: numpy_type(name) for name, member in DTYPES.items()}
+_LAYOUTS = {member: name for name, member in LAYOUTS.items()}
 
 # What deserialisation says, which returns None for every reason alike.
 _REASONS: tuple[tuple[str, str, type[DeviceError | ModelError]], ...] = (
@@ -370,10 +363,9 @@ def _layouts(trt: ModuleType, engine: Any, scales: dict[str, float], plan: Path)
         kind = engine.get_tensor_dtype(name).name
         if kind not in _DTYPES:
             raise ModelError(f"{plan}: tensor '{name}' is {kind}; allowed: {', '.join(_DTYPES)}")
-        layout = engine.get_tensor_format(name).name
-        layout = "chw" if layout == "LINEAR" else layout.lower()  # trtexec's names, and the recipe's
+        member = engine.get_tensor_format(name).name
         try:
-            made = Layout(name, shape, np.dtype(_DTYPES[kind]), layout, scales.get(name))
+            made = Layout(name, shape, _DTYPES[kind], _LAYOUTS.get(member, member), scales.get(name))
         except ModelError as error:
             raise ModelError(f"{plan}: {error}") from None
         found[engine.get_tensor_mode(name) == trt.TensorIOMode.OUTPUT].append(made)
@@ -387,6 +379,7 @@ def _device(trt: ModuleType, runtime: Any, cuda: Cuda, root: Path) -> Device:
         compute_capability=cuda.compute_capability,
         integrated=cuda.integrated,
         dla_cores=runtime.num_DLA_cores,
+        multiprocessors=cuda.multiprocessors,
         cuda=cuda.version,
         l4t=_l4t(root / "etc" / "nv_tegra_release"),
     )
@@ -403,17 +396,17 @@ def _l4t(path: Path) -> str | None:
 
 
 def _check_device(plan: Path, built: EngineManifest, here: Device) -> None:
-    then = built.device
-    pairs = [
-        ("TensorRT", then.tensorrt, here.tensorrt),
-        ("compute capability", then.compute_capability, here.compute_capability),
-        ("GPU", *("integrated" if device.integrated else "discrete" for device in (then, here))),
-    ]
-    differences = [f"{what} {before} but this is {now}" for what, before, now in pairs if before != now]
-    if built.dla_core is not None and not here.dla_cores:
-        differences.append("a DLA but there is none here")
+    differences = device_differences(built, here)
     if differences:
         raise DeviceError(f"{plan}: was built for another device: {'; '.join(differences)}; run edge-calibrate build")
+    if built.device.multiprocessors not in (0, here.multiprocessors):
+        logger.warning(
+            "%s: was timed on a GPU of %d multiprocessors, and this one has %d: another module or power mode; for"
+            " speed, run edge-calibrate build here",
+            plan,
+            built.device.multiprocessors,
+            here.multiprocessors,
+        )
 
 
 def _check_core(core: int, cores: int, version: str) -> None:

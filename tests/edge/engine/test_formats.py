@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from types import ModuleType
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from edge.engine.formats import DTYPES, LAYOUTS, Layout
+from edge import config
+from edge.engine.formats import DTYPES, LAYOUTS, Layout, numpy_type
 from edge.errors import ModelError
 
 SHAPES = st.tuples(st.integers(1, 2), st.integers(1, 37), st.integers(1, 5), st.integers(1, 70))
@@ -113,13 +118,13 @@ def test_integers_stay_what_they_are_outside() -> None:
     ]
 
 
-@given(SHAPES, st.sampled_from(LAYOUTS), st.sampled_from(DTYPES), st.data())
+@given(SHAPES, st.sampled_from(list(LAYOUTS)), st.sampled_from(list(DTYPES)), st.data())
 def test_unpack_undoes_pack_and_padding_stays_zero(
     shape: tuple[int, ...], name: str, dtype: str, data: st.DataObject
 ) -> None:
     if name == "dla_hwc4":
         shape = (shape[0], data.draw(st.sampled_from((1, 3, 4))), *shape[2:])
-    made = layout(shape, name, dtype, 0.25 if dtype == "int8" else None)
+    made = layout(shape, name, numpy_type(dtype).name, 0.25 if dtype == "int8" else None)
     # What the engine's type holds exactly; one in the place of zero, so that whatever is zero is padding.
     stored = data.draw(arrays.arrays(made.dtype, shape, elements=st.integers(0, 1 if dtype == "bool" else 120)))
     stored[stored == 0] = 1
@@ -132,6 +137,23 @@ def test_unpack_undoes_pack_and_padding_stays_zero(
 
     assert np.array_equal(back, values)
     assert np.count_nonzero(view) == values.size
+
+
+def test_the_deployment_may_ask_for_just_these_layouts_and_types_among_these() -> None:
+    (pattern,) = (meta.pattern for meta in config.IoFormat.__metadata__)
+    types, layouts = (group.split("|") for group in re.findall(r"\(([a-z0-9_|]+)\)", pattern))
+
+    assert set(layouts) == set(LAYOUTS)
+    assert set(types) <= set(DTYPES)
+
+
+@pytest.mark.parametrize("version", ["8.5.2", "10.3.0", "10.16.1", "11.4.0"])
+def test_tensorrt_has_the_layouts_and_types_by_these_names(version: str, standin: Callable[..., ModuleType]) -> None:
+    trt = standin(version)
+    later = {"INT64", "UINT8"} if version == "8.5.2" else set()
+
+    assert set(LAYOUTS.values()) <= set(trt.TensorFormat.__members__)
+    assert set(DTYPES.values()) - later <= set(trt.DataType.__members__)
 
 
 @pytest.mark.parametrize(

@@ -171,4 +171,5 @@ def test_the_device_is_found(driver: ModuleType) -> None:
     found = probe()
 
     assert found.name == driver.Device(0).name()
+    assert found.multiprocessors > 0
     assert found.compute_capability == "{}.{}".format(*driver.Device(0).compute_capability())

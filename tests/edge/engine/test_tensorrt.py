@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
+import msgspec
 import numpy as np
 import onnx
 import onnxruntime
@@ -209,7 +210,7 @@ def test_a_type_or_layout_that_cannot_be_fed_is_refused_by_name(
     path = plan(trt10)
 
     monkeypatch.setattr(trt10.ICudaEngine, "get_tensor_format", lambda _self, _name: trt10.TensorFormat.CDHW32)
-    with pytest.raises(ModelError, match=r"engine\.plan: tensor 'x' has layout cdhw32; allowed: chw"):
+    with pytest.raises(ModelError, match=r"engine\.plan: tensor 'x' has layout CDHW32; allowed: chw"):
         TensorRtEngine(path)
     monkeypatch.setattr(trt10.ICudaEngine, "get_tensor_dtype", lambda _self, _name: trt10.DataType.BF16)
     with pytest.raises(ModelError, match=r"engine\.plan: tensor 'x' is BF16; allowed: FLOAT, HALF"):
@@ -274,9 +275,23 @@ def test_a_foreign_plan_with_a_manifest_is_told_field_by_field(
         TensorRtEngine(path, dla_core=0, built=manifest)
 
     assert str(raised.value) == (
-        f"{path}: was built for another device: TensorRT 8.5.2 but this is 10.3.0; compute capability 8.7 but this is"
-        " 8.6; GPU discrete but this is integrated; a DLA but there is none here; run edge-calibrate build"
+        f"{path}: was built for another device: TensorRT was 8.5.2 and is 10.3.0; compute capability was 8.7 and is"
+        " 8.6; GPU was discrete and is integrated; it is for the DLA, and there is none; run edge-calibrate build"
     )
+
+
+@pytest.mark.parametrize(("then", "warnings"), [(14, 1), (16, 0), (0, 0)])
+def test_another_number_of_multiprocessors_is_told_and_no_obstacle(
+    then: int, warnings: int, trt10: ModuleType, plan: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    manifest = built(msgspec.structs.replace(probe(), multiprocessors=then))
+
+    with TensorRtEngine(plan(trt10), built=manifest) as engine:
+        assert np.array_equal(engine.infer({"x": picture()})["y"], 2 * picture())
+
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == warnings
+    assert all("was timed on a GPU of 14 multiprocessors, and this one has 16" in text for text in told)
 
 
 def test_the_core_is_chosen_before_the_plan_is_loaded(
@@ -329,6 +344,7 @@ def test_the_device_is_found(standin: Callable[..., ModuleType], tmp_path: Path)
         compute_capability="8.7",
         integrated=True,
         dla_cores=2,
+        multiprocessors=16,
         cuda="12.6",
         l4t="36.4.3",
     )
