@@ -20,15 +20,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import Struct
 
 import edge
-from calibration import child, graph, placement
+from calibration import child, graph, measure, placement
+from calibration.events import LOG
 from calibration.parity import Reference
-from calibration.planning import network_of, plan_build, steps
-from calibration.recipe import settings
+from calibration.planning import calibrator_cache, network_of, plan_build, steps
+from calibration.recipe import REVISION, decide
 from edge import files, manifest
-from edge.engine import open_engine
-from edge.errors import DataError, ModelError
+from edge.errors import DataError, DeviceError, ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,14 +41,27 @@ if TYPE_CHECKING:
     from calibration.planning import Planned
     from calibration.recipe import Decision
     from edge import config
+    from edge.errors import EdgeError
 
-__all__ = ["BUILDER_LOG", "Attempt", "Built", "build", "needed"]
+__all__ = ["REFUSED", "Attempt", "Built", "Refused", "build", "needed", "refused_before"]
 
 logger = logging.getLogger(__name__)
 
 _WORK = ".building-"
-BUILDER_LOG = "builder.log"
-"""What TensorRT said in the last build, also of one that failed."""
+REFUSED = "engine.refused.json"
+"""What came of the last build, where nothing of it could be installed."""
+_OF_A_BUILD = (manifest.PARSED, manifest.ENGINE_CACHE)
+"""Files that an engine may have, and another one not."""
+
+
+class Refused(Struct, frozen=True, kw_only=True):
+    """A build of which nothing was installed."""
+
+    requested: str
+    """Digest of what was to be built."""
+    created_at: str
+    reasons: dict[str, str]
+    """Why not, by what was tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +69,18 @@ class Attempt:
     """One build, done."""
 
     planned: Planned
-    outcome: Done
-    """What the builder says of it."""
-    placement: Placement
+    outcome: Done | None
+    """What the builder says of it; None where there is no plan."""
+    placement: Placement | None
     parity: Parity | None
-    """None where there were no pictures to compare on."""
+    """None where there were no pictures to compare on, or no outputs."""
+    error: EdgeError | None = None
+    """Why there is no plan, or none that runs."""
 
     @property
     def passed(self) -> bool:
         """Whether every limit is kept."""
-        return self.parity is not None and not self.parity.failures
+        return self.error is None and self.parity is not None and not self.parity.failures
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +98,13 @@ def needed(model: config.Model, device: manifest.Device) -> list[str]:
     """Why the engine has to be built again, one sentence each; empty where the one in use is up to date.
 
     Raises:
-        ModelError: the engine's manifest is damaged, or a file that it depends on is missing.
+        ModelError: a file that it depends on is missing.
     """
     folder = model.artifacts_dir
-    there = manifest.read_engine(folder)
+    try:
+        there = manifest.read_engine(folder)
+    except ModelError as error:
+        return [str(error)]
     if there is None:
         return [f"{folder} holds no engine"]
     then = there.device
@@ -140,90 +159,133 @@ def build(
     folder = model.artifacts_dir
     done: list[Attempt] = []
     with files.folder_lock(folder):
+        first = decide(model.engine, device, key=f"models.{model.name}.engine")
         network = network_of(model)
         reference = None if pictures is None else _reference(model, pictures)
-        for step in steps(model.engine, network)[: 1 if force else None]:
+        in_order = steps(model.engine, network, on_dla=first.dla_core is not None)
+        for step in in_order[: 1 if force else None]:
             with _workshop(folder) as work:
                 planned = plan_build(model, device, network, work, step, deployment=deployment)
                 on_attempt(planned)
-                attempt, record = _attempt(model, device, planned, work, reference, on_event)
+                record = _record(model, device, planned)
+                attempt = _attempt(model, planned, work, record, reference, on_event)
                 done.append(attempt)
-                if attempt.passed or force:
-                    _install(folder, work, record)
-                    return Built(folder, record, tuple(done))
-                assert attempt.parity is not None, "without pictures, and without force, nothing is built"
-                logger.warning("%s: not installed: %s", step, "; ".join(attempt.parity.failures))
+                if attempt.passed or (force and attempt.error is None):
+                    return Built(folder, _install(folder, work, record, attempt), tuple(done))
+            logger.warning("%s: not installed: %s", step, _why(attempt))
+        if all(attempt.error is not None for attempt in done):
+            assert done[0].error is not None, "there is a step, and it failed"
+            raise done[0].error
+        _refuse(folder, model, device, done)
     return Built(folder, None, tuple(done))
+
+
+def refused_before(model: config.Model, device: manifest.Device) -> Refused | None:
+    """What came of a build of just this, if nothing of it could be installed and nothing has changed since."""
+    path = model.artifacts_dir / REFUSED
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Refused)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+    return found if found.requested == _requested(model, device) else None
 
 
 def _attempt(
     model: config.Model,
-    device: manifest.Device,
     planned: Planned,
     work: Path,
+    record: manifest.EngineManifest,
     reference: Reference | None,
     on_event: Callable[[Event], None],
-) -> tuple[Attempt, manifest.EngineManifest]:
-    outcome = child.run(planned.recipe, on_event=on_event)
+) -> Attempt:
+    """Build, and compare in a process of its own: a fault of the driver's must not end what comes after.
+
+    Raises:
+        DeviceError: the builder lacks something, memory for example, that a fallback would lack as well.
+    """
+    try:
+        outcome = child.run(planned.recipe, on_event=on_event)
+    except ModelError as error:
+        return Attempt(planned, None, None, None, error)
     placed = placement.read_folder(work)
     (work / manifest.PLACEMENT).write_bytes(msgspec.json.format(msgspec.json.encode(placed.to_json()), indent=2))
-    record = _record(model, device, planned, work)
-    compared = None
-    if reference is not None:
-        plan = work / manifest.PLAN
-        with open_engine(plan, model.engine, built=record) as engine:
-            compared = reference.compare(engine, model.engine.parity)
-        record = msgspec.structs.replace(record, parity=compared.record())
-    return Attempt(planned, outcome, placed, compared), record
+    if reference is None:
+        return Attempt(planned, outcome, placed, None)
+    core = planned.decision.dla_core
+    try:
+        run = measure.run(work / manifest.PLAN, reference.inputs, work, dla_core=core, built=record, iterations=0)
+        compared = reference.compare(run.outputs, model.engine.parity)
+    except (DeviceError, ModelError) as error:
+        return Attempt(planned, outcome, placed, None, error)
+    return Attempt(planned, outcome, placed, compared)
+
+
+def _why(attempt: Attempt) -> str:
+    if attempt.error is not None:
+        return str(attempt.error)
+    assert attempt.parity is not None, "without pictures, and without force, nothing is built"
+    return "; ".join(attempt.parity.failures)
 
 
 @contextmanager
 def _workshop(folder: Path) -> Iterator[Path]:
-    """A scratch folder on the file system of the result. What TensorRT said outlives it."""
+    """A scratch folder on the file system of the result. What TensorRT said and timed outlives it."""
     for stale in folder.glob(f"{_WORK}*"):  # of a process that was killed: the lock is ours
         shutil.rmtree(stale)
     with tempfile.TemporaryDirectory(prefix=_WORK, dir=folder) as work:
         try:
             yield Path(work)
         finally:
-            log = Path(work) / BUILDER_LOG
-            if log.is_file():
-                log.replace(folder / BUILDER_LOG)
+            for name in (LOG, manifest.TIMING_CACHE):
+                if (Path(work) / name).is_file():
+                    (Path(work) / name).replace(folder / name)
 
 
-def _install(folder: Path, work: Path, record: manifest.EngineManifest) -> None:
-    encoded = msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+def _install(folder: Path, work: Path, record: manifest.EngineManifest, attempt: Attempt) -> manifest.EngineManifest:
+    """Let an engine replace the one in use, and remove what only that one needed."""
+    names = (manifest.PLAN, manifest.PLACEMENT, *_OF_A_BUILD, Path(attempt.planned.recipe.cache or "").name)
+    written = {name: work / name for name in names if (work / name).is_file()}
+    compared = None if attempt.parity is None else attempt.parity.record()
+    sums = {name: manifest.sha256_of(path) for name, path in sorted(written.items())}
+    record = msgspec.structs.replace(record, parity=compared, files=sums)
     with files.replacing(folder, last=manifest.ENGINE_MANIFEST) as scratch:
-        for name in (*record.files, manifest.TIMING_CACHE):
-            if (work / name).is_file():
-                (work / name).replace(scratch / name)
-        (scratch / manifest.ENGINE_MANIFEST).write_bytes(encoded)
+        for name, path in written.items():
+            path.replace(scratch / name)
+        _write_json(scratch / manifest.ENGINE_MANIFEST, record)
+    for name in {*_OF_A_BUILD, REFUSED} - written.keys():
+        (folder / name).unlink(missing_ok=True)
+    return record
 
 
-def _record(model: config.Model, device: manifest.Device, planned: Planned, work: Path) -> manifest.EngineManifest:
+def _refuse(folder: Path, model: config.Model, device: manifest.Device, done: list[Attempt]) -> None:
+    """Remember that nothing could be installed, so that ``--if-needed`` does not try the same at every start."""
+    reasons = {str(attempt.planned.decision.step): _why(attempt) for attempt in done}
+    _write_json(folder / REFUSED, Refused(requested=_requested(model, device), created_at=_now(), reasons=reasons))
+
+
+def _record(model: config.Model, device: manifest.Device, planned: Planned) -> manifest.EngineManifest:
+    """What an engine is for, before it is there."""
     source = Path(model.path)
     decision, recipe = planned.decision, planned.recipe
-    written = [manifest.PLAN, manifest.PLACEMENT, manifest.PARSED, manifest.ENGINE_CACHE]
-    if decision.quantization == "calibrator" and recipe.cache is not None:
-        written.append(Path(recipe.cache).name)
     return manifest.EngineManifest(
         tool=f"jetson-edge {edge.__version__}",
-        created_at=dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+        created_at=_now(),
         model=model.name,
         model_sha256=manifest.sha256_of(source),
-        model_data={path.name: manifest.sha256_of(path) for path in graph.data_files(source)},
+        model_data={name: manifest.sha256_of(path) for name, path in graph.data_files(source).items()},
         input=model.input,
         precision=decision.precision,
         quantization=decision.quantization,
         dla_core=decision.dla_core,
         fallback=decision.step.fallback,
         device=device,
+        settings=manifest.engine_settings(model.engine),
         requested=_requested(model, device),
         made_from=_made_from(model, decision),
         shapes={io.name: io.shape for io in (*recipe.inputs, *recipe.outputs)},
         io_scales={io.name: io.scale for io in (*recipe.inputs, *recipe.outputs) if io.scale is not None},
         parity=None,
-        files={name: manifest.sha256_of(work / name) for name in written if (work / name).is_file()},
+        files={},
     )
 
 
@@ -244,13 +306,26 @@ def _requested(model: config.Model, device: manifest.Device) -> str:
         raise ModelError(f"models.{model.name}.path: {source}: no such model file")
     calibrated = manifest.read(model.artifacts_dir) if model.engine.precision == "int8" else None
     evidence: dict[str, Any] = {
-        "model": [manifest.sha256_of(path) for path in (source, *graph.data_files(source))],
+        "revision": REVISION,
+        "model": [manifest.sha256_of(path) for path in (source, *graph.data_files(source).values())],
         "input": msgspec.to_builtins(model.input),
-        "engine": settings(model.engine),
-        "calibration": None if calibrated is None else [calibrated.files, calibrated.fp16_layers],
+        "engine": manifest.engine_settings(model.engine),
         "device": [device.tensorrt, device.compute_capability, device.integrated, bool(device.dla_cores)],
     }
+    if calibrated is not None:
+        used = [calibrated.files.get(name) for name in (manifest.INT8_MODEL, manifest.RANGES)]
+        evidence["calibration"] = [used, calibrated.fp16_layers]
+    if model.engine.precision == "int8" and model.engine.quantization == "calibrator":
+        evidence["pictures"] = calibrator_cache(model, device)
     return hashlib.sha256(msgspec.json.encode(evidence, order="deterministic")).hexdigest()
+
+
+def _now() -> str:
+    return dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 
 
 def _reference(model: config.Model, pictures: ImageSet) -> Reference:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-import time
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from calibration import build, console, events
+from calibration.events import LOG
 from calibration.planning import network_of, plan_build, steps
 from calibration.recipe import Step
 from edge import config, manifest
@@ -83,7 +84,8 @@ def show_plan(
             Step(model.engine.precision),
             deployment=deployment,
         )
-    in_order = [str(step) for step in steps(model.engine, network)]
+    on_dla = planned.decision.dla_core is not None
+    in_order = [str(step) for step in steps(model.engine, network, on_dla=on_dla)]
     document = {
         "model": model.name,
         "device": msgspec.to_builtins(device),
@@ -93,22 +95,26 @@ def show_plan(
         "pictures": 0 if found is None else min(model.engine.parity.images, len(found)),
         "notes": list(planned.notes),
         "trtexec": planned.trtexec,
+        "trtexec_cannot_say": list(planned.unsaid),
     }
     if quiet:
         return document
     for note in planned.notes:
         console.warn(note)
     recipe = planned.recipe
+    workspace = recipe.pools.workspace
     rows = [
         ("device", f"{device.name}, TensorRT {device.tensorrt}, {device.dla_cores} DLA cores"),
         *(("", reason) if index else ("decisions", reason) for index, reason in enumerate(planned.decision.reasons)),
-        ("workspace", f"{recipe.pools.workspace / 2**20:.0f} MiB"),
+        ("workspace", "TensorRT's default" if workspace is None else f"{workspace / 2**20:.0f} MiB"),
         ("single layers", f"{len(recipe.float_layers)} kept in floating point" if recipe.float_layers else "none"),
         ("compared on", f"{document['pictures']} pictures" if found is not None else "nothing: build needs --images"),
         ("in this order", " -> ".join(in_order)),
     ]
     console.table(f"{model.name}: what build would do", ("", ""), rows)
     click.echo(planned.trtexec)
+    if planned.unsaid:
+        console.warn(f"trtexec cannot say {'; '.join(planned.unsaid)}: it builds another engine")
     return document
 
 
@@ -128,6 +134,14 @@ def run(
         if not quiet:
             click.echo(f"{model.artifacts_dir / manifest.PLAN}: is up to date")
         return {"model": model.name, "installed": True, "built": False, "attempts": []}
+    refused = build.refused_before(model, device) if if_needed else None
+    if refused is not None:
+        last = "; ".join(f"{step}: {why}" for step, why in refused.reasons.items())
+        console.warn(
+            f"{model.name}: the same was built at {refused.created_at} and could not be installed ({last}); it is not"
+            " built again until something changes, or without --if-needed"
+        )
+        return {"model": model.name, "installed": False, "built": False, "attempts": []}
     for reason in reasons:
         logger.info("models.%s: %s", model.name, reason)
     found = pictures()
@@ -159,36 +173,39 @@ def _show(model: config.Model, built: build.Built) -> None:
     last = built.attempts[-1]
     for text in _warnings(last):
         console.warn(f"{model.name}: {text}")
-    console.table(f"{model.name}: where the last one runs", ("", ""), last.placement.rows())
+    if last.placement is not None:
+        console.table(f"{model.name}: where the last one runs", ("", ""), last.placement.rows())
     if built.manifest is None:
         console.warn(
             f"{model.name}: no engine kept the limits of engine.parity; the one in use, if any, stays. --force installs"
             " what the deployment asks for"
         )
         return
-    for name in (*built.manifest.files, manifest.ENGINE_MANIFEST, build.BUILDER_LOG):
+    for name in (*built.manifest.files, manifest.ENGINE_MANIFEST, LOG):
         click.echo(str(built.folder / name))
 
 
 def _warnings(attempt: build.Attempt) -> Iterator[str]:
     outcome = attempt.outcome
-    if outcome.simulated:
+    if outcome is not None and outcome.simulated:
         yield "SIMULATED: the tests' stand-in for TensorRT answered; nothing here is a measurement"
-    if outcome.without_range:
+    if outcome is not None and outcome.without_range:
         names = ", ".join(outcome.without_range[:5]) + ", ..." * (len(outcome.without_range) > 5)
         yield f"{len(outcome.without_range)} activations have no INT8 range, so their layers run in FP16: {names}"
+    if attempt.parity is not None:
+        yield from attempt.parity.warnings
 
 
 def _attempt_row(attempt: build.Attempt) -> tuple[str, ...]:
-    compared = attempt.parity
     title = str(attempt.planned.decision.step)
-    if compared is None:
-        return title, f"{attempt.outcome.seconds:.0f} s", "-", "-", "-", "not compared"
-    record = compared.record()
+    seconds = "-" if attempt.outcome is None else f"{attempt.outcome.seconds:.0f} s"
+    if attempt.parity is None:
+        failed = "failed" if attempt.outcome is None else "does not run"
+        return title, seconds, "-", "-", "-", "not compared" if attempt.error is None else failed
+    record = attempt.parity.record()
     error = "-" if record.relative_error is None else f"{record.relative_error:.4f}"
     agreed = "-" if record.agreement is None else f"{record.agreement:.4f}"
-    verdict = "missed" if record.failures else "kept"
-    return title, f"{attempt.outcome.seconds:.0f} s", f"{record.cosine:.5f}", error, agreed, verdict
+    return title, seconds, f"{record.cosine:.5f}", error, agreed, "missed" if record.failures else "kept"
 
 
 def _attempt_json(attempt: build.Attempt) -> dict[str, Any]:
@@ -196,9 +213,10 @@ def _attempt_json(attempt: build.Attempt) -> dict[str, Any]:
         "step": msgspec.to_builtins(attempt.planned.decision.step),
         "reasons": list(attempt.planned.decision.reasons),
         "notes": list(attempt.planned.notes),
-        "seconds": attempt.outcome.seconds,
+        "error": None if attempt.error is None else str(attempt.error),
+        "seconds": None if attempt.outcome is None else attempt.outcome.seconds,
         "parity": None if attempt.parity is None else msgspec.to_builtins(attempt.parity.record()),
-        "placement": attempt.placement.to_json(),
+        "placement": None if attempt.placement is None else attempt.placement.to_json(),
     }
 
 
@@ -210,7 +228,7 @@ class _Progress:
         self._show = show
         self._phases: dict[str, tuple[int, int]] = {}
         """Those that have begun and not ended, outermost first: steps done, of how many."""
-        self._told_s = 0.0
+        self._at = "preparing"
 
     def on_attempt(self, planned: Planned) -> None:
         self._phases.clear()
@@ -229,21 +247,33 @@ class _Progress:
             self._phases.pop(event.name, None)
         elif isinstance(event, events.Log):
             logger.debug("TensorRT: %s", event.text)
+        elif isinstance(event, events.Done):
+            self._phases = {"comparing with FP32": (0, 0)}
         if self._phases:
             name, (done, total) = next(reversed(self._phases.items()))
+            self._at = f"{name} {done}/{total}" if total else name
             self._show(name, done, total)
-            self._tell_systemd(name, done, total)
 
-    def _tell_systemd(self, name: str, done: int, total: int) -> None:
-        """Keep systemd from stopping a unit whose ExecStartPre builds: it takes minutes, and systemd waits 90 s."""
-        now_s = time.monotonic()
-        if now_s - self._told_s >= _NOTIFY_PERIOD_S:
-            self._told_s = now_s
-            count = f" {done}/{total}" if total else ""
-            notify(f"STATUS=building {self._name}: {name}{count}", f"EXTEND_TIMEOUT_USEC={_EXTEND_S * 1_000_000}")
+    def tell_systemd(self, stop: threading.Event) -> None:
+        """Keep systemd from stopping a unit whose ExecStartPre builds: it takes minutes, and systemd waits 90 s.
+
+        By the clock, not by the builder's events: a single tactic, or a TensorRT without a progress monitor, is silent
+        for longer than that. The unit needs NotifyAccess=exec: main, the default, listens to the main process alone.
+        """
+        told = True
+        while told and not stop.wait(_NOTIFY_PERIOD_S):
+            told = notify(f"STATUS=building {self._name}: {self._at}", f"EXTEND_TIMEOUT_USEC={_EXTEND_S * 1_000_000}")
 
 
 @contextmanager
 def _progress(name: str) -> Iterator[_Progress]:
+    stop = threading.Event()
     with console.activity(f"building {name}") as show:
-        yield _Progress(name, show)
+        progress = _Progress(name, show)
+        teller = threading.Thread(target=progress.tell_systemd, args=(stop,), name="tell-systemd", daemon=True)
+        teller.start()
+        try:
+            yield progress
+        finally:
+            stop.set()
+            teller.join()

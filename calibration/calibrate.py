@@ -379,7 +379,7 @@ def _manifest(
         created_at=dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"),
         model=model.name,
         model_sha256=manifest.sha256_of(source),
-        model_data={path.name: manifest.sha256_of(path) for path in graph.data_files(source)},
+        model_data={name: manifest.sha256_of(path) for name, path in graph.data_files(source).items()},
         input=model.input,
         method=section.method,
         ties=section.ties,

@@ -163,7 +163,9 @@ def _died(code: int, phase: str, recipe: Recipe, free: int, log_path: Path) -> E
 
 
 def _memory(recipe: Recipe, free: int) -> str:
-    return f"{free >> 20} MiB were free when it began, and the workspace could be {recipe.pools.workspace >> 20} MiB"
+    workspace = recipe.pools.workspace
+    limit = "" if workspace is None else f", and the workspace could be {workspace >> 20} MiB"
+    return f"{free >> 20} MiB were free when it began{limit}"
 
 
 def _tail(path: Path, lines: int = 20) -> str:

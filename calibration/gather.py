@@ -138,7 +138,7 @@ def identity_of(model: config.Model, spec: TensorSpec) -> Identity:
     source = Path(model.path)
     return Identity(
         model_sha256=manifest.sha256_of(source),
-        model_data={path.name: manifest.sha256_of(path) for path in graph.data_files(source)},
+        model_data={name: manifest.sha256_of(path) for name, path in graph.data_files(source).items()},
         # The shape says what the size asks for; a size that the model has anyway makes no difference.
         input=msgspec.structs.replace(model.input, size=None),
         shape=spec.shape,

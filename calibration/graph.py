@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,6 +71,10 @@ def load(path: Path) -> ir.Model:
     half += [tensor.name for tensor in weights if tensor.dtype == ir.DataType.FLOAT16]
     if half:
         raise ModelError(f"{path}: is FP16 ('{half[0]}' is float16); calibration starts from the FP32 model")
+    for tensor in weights:
+        place = PurePosixPath(tensor.location) if isinstance(tensor, ir.ExternalTensor) else PurePosixPath()
+        if place.is_absolute() or ".." in place.parts:
+            raise ModelError(f"{path}: keeps weights in {place}; they have to lie beside the model")
     try:
         ir.external_data.load_to_model(model)
     except (OSError, ValueError) as error:
@@ -77,10 +82,11 @@ def load(path: Path) -> ir.Model:
     return model
 
 
-def data_files(path: Path) -> list[Path]:
-    """The files beside a model that hold its weights, in order of their names."""
+def data_files(path: Path) -> dict[str, Path]:
+    """The files that hold a model's weights, where they are not in it, by their names relative to its folder."""
     tensors = (value.const_value for value in ir.load(path).graph.initializers.values())
-    return sorted({path.parent / t.location for t in tensors if isinstance(t, ir.ExternalTensor)})
+    names = sorted({str(tensor.location) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)})
+    return {name: path.parent / name for name in names}
 
 
 def fresh_name(graph: ir.Graph, wanted: str) -> str:

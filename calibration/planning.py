@@ -29,24 +29,21 @@ if TYPE_CHECKING:
     from edge import config
     from edge.types import TensorSpec
 
-__all__ = ["Network", "Planned", "network_of", "plan_build", "steps"]
+__all__ = ["Network", "Planned", "calibrator_cache", "network_of", "plan_build", "steps"]
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What a build needs to know of a model, found on the CPU."""
+    """What a build needs to know of a model, found on the CPU. Not its weights: the memory is the builder's."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    model: ir.Model
-    """FP32 as it was read, or with Q/DQ where it comes so, shapes fixed."""
     fixed_here: bool
     """The file leaves a dimension open, which the deployment fixes."""
-
-    @property
-    def quantized(self) -> bool:
-        """The model comes with Q/DQ of its own, as quantization-aware training leaves it."""
-        return graph.is_quantized(self.model)
+    quantized: bool
+    """The model comes with Q/DQ of its own, as quantization-aware training leaves it."""
+    normalises: bool
+    """It has Softmax or normalisations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +53,9 @@ class Planned:
     decision: Decision
     recipe: Recipe
     trtexec: str
+    """The command line that builds the same engine, with the files as a build leaves them."""
+    unsaid: tuple[str, ...]
+    """What trtexec has no words for."""
     notes: tuple[str, ...]
 
 
@@ -70,18 +70,21 @@ def network_of(model: config.Model) -> Network:
     on_cpu = msgspec.structs.replace(model.engine, providers=["cpu"])
     with open_engine(source, on_cpu, size_wh=model.input.size) as engine:
         inputs, outputs = engine.inputs, engine.outputs
-    by_name = {str(value.name): value for value in loaded.graph.inputs}
-    open_ = [spec for spec in inputs if not _is_fixed(by_name[spec.name])]
-    for spec in open_:
-        graph.fix_input(loaded, spec)
-    return Network(inputs, outputs, loaded, bool(open_))
+    fixed = {str(value.name) for value in loaded.graph.inputs if value.shape is not None and value.shape.is_static()}
+    return Network(
+        inputs,
+        outputs,
+        fixed_here=any(spec.name not in fixed for spec in inputs),
+        quantized=graph.is_quantized(loaded),
+        normalises=bool(typed.norm_layers(loaded)),
+    )
 
 
-def steps(section: config.Engine, network: Network) -> list[Step]:
+def steps(section: config.Engine, network: Network, *, on_dla: bool) -> list[Step]:
     """What to try, in order: what the deployment asks for, then its fallbacks.
 
-    Fallbacks add up: normalisations that went to FP32 stay there. Those that would change nothing are left out, and so
-    is FP32 for the DLA, which does not run it.
+    Fallbacks add up: normalisations that went to FP32 stay there. Those that would change nothing, or cannot be, are
+    left out: FP32 on the DLA, and another precision for a model that comes with Q/DQ of its own.
     """
     found = [Step(section.precision)]
     for fallback in section.fallbacks:
@@ -89,9 +92,9 @@ def steps(section: config.Engine, network: Network) -> list[Step]:
         if last.precision == "fp32":
             break
         if fallback == "norm-fp32":
-            if not last.norm_fp32 and typed.norm_layers(network.model):
+            if network.normalises and not last.norm_fp32:
                 found.append(Step(last.precision, norm_fp32=True, fallback=fallback))
-        elif fallback != last.precision and not (fallback == "fp32" and section.dla is not None):
+        elif fallback != last.precision and not network.quantized and not (fallback == "fp32" and on_dla):
             found.append(Step(fallback, norm_fp32=last.norm_fp32 and fallback != "fp32", fallback=fallback))
     return found
 
@@ -133,17 +136,15 @@ def plan_build(
         )
     parsed, source = _parsed(model, network, decision)
     found = None
-    if decision.quantization in ("cache", "ranges", "calibrator"):
-        path = manifest.ranges_to_use(model) if decision.quantization != "calibrator" else None
-        found = None if path is None else msgspec.json.decode(path.read_bytes(), type=Ranges)
+    if decision.quantization in ("cache", "ranges"):
+        found = msgspec.json.decode(manifest.ranges_to_use(model).read_bytes(), type=Ranges)
     float_layers = _float_layers(model, parsed, decision, key, notes)
     if decision.strongly_typed and decision.precision != "fp32":
-        copy = ir.from_proto(ir.to_proto(parsed))
-        done = typed.to_fp16(copy, {name for name, kept in float_layers.items() if kept == "fp32"})
+        done = typed.to_fp16(parsed, {name for name, kept in float_layers.items() if kept == "fp32"})
         notes += _typing_notes(done)
-        source = work / manifest.PARSED
-        ir.save(done.model, source)
-    elif network.fixed_here and not decision.strongly_typed and decision.quantization != "qdq":
+        parsed, source = done.model, work / manifest.PARSED
+        ir.save(parsed, source)
+    elif network.fixed_here and source == Path(model.path):
         source = work / manifest.PARSED
         ir.save(parsed, source)
     recipe = Recipe(
@@ -162,6 +163,7 @@ def plan_build(
         gpu_fallback=section.dla is None or section.dla.gpu_fallback,
         pools=pools(
             section,
+            device,
             on_dla=decision.dla_core is not None,
             free_bytes=observe.available_bytes() if free_bytes is None else free_bytes,
         ),
@@ -170,12 +172,12 @@ def plan_build(
         deployment=None if deployment is None else str(deployment),
         out=str(work),
     )
-    names = {str(node.outputs[0].name): node.name for node in parsed.graph if node.name}
-    return Planned(decision, recipe, _command(model, recipe, names), tuple(notes))
+    names = {str(node.outputs[0].name): qdq.label(node) for node in parsed.graph}
+    return Planned(decision, recipe, *_command(model, recipe, names), tuple(notes))
 
 
-def _command(model: config.Model, recipe: Recipe, names: dict[str, str]) -> str:
-    """The trtexec line, with the files where a build leaves them."""
+def _command(model: config.Model, recipe: Recipe, names: dict[str, str]) -> tuple[str, tuple[str, ...]]:
+    """The trtexec line, with the files where a build leaves them, and what it cannot say."""
     folder = model.artifacts_dir
 
     def installed(path: str) -> str:
@@ -189,11 +191,14 @@ def _command(model: config.Model, recipe: Recipe, names: dict[str, str]) -> str:
 
 
 def _parsed(model: config.Model, network: Network, decision: Decision) -> tuple[ir.Model, Path]:
-    """The graph that TensorRT parses, and its file."""
-    if decision.quantization != "qdq" or network.quantized:
-        return network.model, Path(model.path)
-    path = manifest.artifact_to_run(model, "int8").path
-    return graph.load(path), path
+    """The graph that TensorRT parses, shapes fixed, and the file that it is from."""
+    source = Path(model.path)
+    if decision.quantization == "qdq" and not network.quantized:
+        source = manifest.artifact_to_run(model, "int8").path
+    parsed = graph.load(source)
+    for spec in network.inputs:
+        graph.fix_input(parsed, spec)
+    return parsed, source
 
 
 def _float_layers(
@@ -209,7 +214,8 @@ def _float_layers(
         if wanted - by_label.keys():
             names = ", ".join(sorted(wanted - by_label.keys()))
             notes.append(f"layers that calibration kept in floating point are not in the model by that name: {names}")
-    nodes = [node for node in parsed.graph if not node.op_type.endswith("QuantizeLinear")]
+    # A constant is no layer, whatever its name; exporters name it after the module that it belongs to.
+    nodes = [node for node in parsed.graph if node.op_type not in {"Constant", "QuantizeLinear", "DequantizeLinear"}]
     kept = graph.match_layers(nodes, model.engine.fp32, key=f"{key}.fp32", among="is in the model")
     if decision.step.norm_fp32:
         kept |= typed.norm_layers(parsed)
@@ -236,7 +242,7 @@ def _cache(
 ) -> str | None:
     """The calibration cache of a build, for this very TensorRT: it skips one of another version without a word."""
     if decision.quantization == "calibrator":
-        name = _calibrator_cache(model, device)
+        name = calibrator_cache(model, device)
         earlier = model.artifacts_dir / name
         if earlier.is_file():
             shutil.copy(earlier, work / name)
@@ -257,7 +263,7 @@ def _cache(
     return str(path)
 
 
-def _calibrator_cache(model: config.Model, device: manifest.Device) -> str:
+def calibrator_cache(model: config.Model, device: manifest.Device) -> str:
     """Name of the cache that TensorRT's calibrator writes: another model, picture or pre-processing, another name."""
     section = model.calibration
     if section is None:
@@ -293,7 +299,3 @@ def _io(specs: Sequence[TensorSpec], wanted: str, found: Ranges | None) -> tuple
 
 def _amax(found: Ranges | None) -> dict[str, float]:
     return {} if found is None else {name: entry.amax for name, entry in found.tensors.items()}
-
-
-def _is_fixed(value: ir.Value) -> bool:
-    return value.shape is not None and value.shape.is_static()

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-import msgspec
 from msgspec import Struct
 
 from edge.errors import ConfigError, DeviceError
@@ -27,13 +26,18 @@ if TYPE_CHECKING:
     from edge import config, manifest
 
 __all__ = ["Decision", "Fallback", "Pools", "Precision", "Quantization", "Recipe", "Step", "TensorIo", "decide"]
-__all__ += ["pools", "settings", "trtexec"]
+__all__ += ["REVISION", "has_dla", "pools", "trtexec"]
 
 Precision: TypeAlias = Literal["int8", "fp16", "fp32"]
 Quantization: TypeAlias = Literal["none", "cache", "ranges", "calibrator", "qdq"]
 Fallback: TypeAlias = Literal["norm-fp32", "fp16", "fp32"]
 
+REVISION = 1
+"""Of what a build does with the same settings: engines of another one are built again."""
+
 STRONGLY_TYPED_ONLY = (11, 0, 0)
+_UNSAYABLE = {",", ":"}
+"""What separates names in trtexec's lists, and so cannot stand in one."""
 DLA_ENDS, DLA_RETURNS = (10, 8, 0), (11, 4, 1)
 """No DLA from the first up to the second."""
 
@@ -41,8 +45,10 @@ DLA_ENDS, DLA_RETURNS = (10, 8, 0), (11, 4, 1)
 class Pools(Struct, frozen=True, kw_only=True):
     """Memory that a build may take, in bytes."""
 
-    workspace: int
-    """Scratch memory of GPU tactics, during the build and in the engine."""
+    workspace: int | None
+    """Scratch memory of GPU tactics, during the build and in the engine; None: TensorRT's default, all of the GPU's."""
+    tactic_dram: int | None = None
+    """All that tactics may take while they are timed; None: TensorRT's default, 75 % of all there is."""
     dla_managed_sram: int | None = None
     dla_local_dram: int | None = None
     dla_global_dram: int | None = None
@@ -162,65 +168,73 @@ def decide(section: config.Engine, device: manifest.Device, step: Step | None = 
     )
 
 
-def pools(section: config.Engine, *, on_dla: bool, free_bytes: int) -> Pools:
-    """Memory limits of a build: of what is free, half is left to the parser, the tactics' own needs and the daemon."""
-    workspace = free_bytes // 2 if section.workspace_mb is None else section.workspace_mb * 2**20
+def has_dla(device: manifest.Device) -> bool:
+    """Whether the device has a DLA that its TensorRT can use."""
+    return device.dla_cores > 0 and not DLA_ENDS <= version(device.tensorrt) < DLA_RETURNS
+
+
+def pools(section: config.Engine, device: manifest.Device, *, on_dla: bool, free_bytes: int) -> Pools:
+    """Memory limits of a build.
+
+    Where GPU and CPU share their memory, TensorRT's defaults (all of it, 75 % of it) are more than is free beside a
+    daemon. Of what is free, tactics may take three quarters, half of it as workspace; the rest is the parser's, and
+    everybody else's.
+
+    Args:
+        section: of the deployment.
+        device: that builds.
+        on_dla: whether the engine uses the DLA.
+        free_bytes: of the memory that GPU and CPU share.
+    """
+    workspace = None if section.workspace_mb is None else section.workspace_mb * 2**20
+    tactics = None
+    if device.integrated:
+        workspace = free_bytes // 2 if workspace is None else workspace
+        tactics = max(free_bytes * 3 // 4, workspace)
     if not on_dla or section.dla is None:
-        return Pools(workspace=workspace)
+        return Pools(workspace=workspace, tactic_dram=tactics)
     return Pools(
         workspace=workspace,
+        tactic_dram=tactics,
         dla_managed_sram=section.dla.sram_kb * 2**10,
         dla_local_dram=section.dla.local_dram_mb * 2**20,
         dla_global_dram=section.dla.global_dram_mb * 2**20,
     )
 
 
-def trtexec(recipe: Recipe, *, plan: str, layer_names: Mapping[str, str]) -> str:
-    """The ``trtexec`` command line that builds the same engine, for a shell.
+def trtexec(recipe: Recipe, *, plan: str, layer_names: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """The ``trtexec`` command line that builds the same engine, for a shell, and what it cannot say.
 
     Args:
         recipe: of the build.
         plan: file to write.
         layer_names: name of the node by name of its first output, for ``--layerPrecisions``.
     """
+    unsaid: list[str] = []
     options = [f"--onnx={recipe.model}", f"--saveEngine={plan}"]
     if not recipe.strongly_typed:
         options += {"int8": ["--int8", "--fp16"], "fp16": ["--fp16"], "fp32": ["--noTF32"]}[recipe.precision]
-    elif version(recipe.tensorrt) < STRONGLY_TYPED_ONLY:
-        options.append("--stronglyTyped")
     if recipe.cache is not None:
         options.append(f"--calib={recipe.cache}")
+    if recipe.quantization in ("ranges", "calibrator"):
+        unsaid.append(f"{recipe.quantization}: it takes a calibration cache")
     if recipe.dla_core is not None:
         options.append(f"--useDLACore={recipe.dla_core}")
         if recipe.gpu_fallback:
             options.append("--allowGPUFallback")
-    options.append(f"--memPoolSize={_pool_sizes(recipe.pools)}")
-    for option, tensors in (("inputIOFormats", recipe.inputs), ("outputIOFormats", recipe.outputs)):
-        formats = [f"{tensor.dtype}:{tensor.layout}" for tensor in tensors]
-        if any(text != "fp32:chw" for text in formats):
-            options.append(f"--{option}={','.join(formats)}")
+    sizes = _pool_sizes(recipe.pools)
+    if sizes:
+        options.append(f"--memPoolSize={sizes}")
+    options += _io_options(recipe)
     if recipe.float_layers and not recipe.strongly_typed:
-        named = {layer_names.get(output, output): precision for output, precision in recipe.float_layers.items()}
-        options.append("--precisionConstraints=obey")
-        options += [
-            f"--{option}={','.join(f'{name}:{precision}' for name, precision in named.items())}"
-            for option in ("layerPrecisions", "layerOutputTypes")
-        ]
+        named = {layer_names[output]: precision for output, precision in recipe.float_layers.items()}
+        options += _layer_options({name: named[name] for name in named if not _UNSAYABLE & set(name)})
+        unsaid += [f"the precision of {name}" for name in named if _UNSAYABLE & set(name)]
     if recipe.optimization_level is not None:
         options.append(f"--builderOptimizationLevel={recipe.optimization_level}")
     options += [f"--timingCacheFile={recipe.timing_cache}", "--profilingVerbosity=detailed"]
     options.append("--skipInference" if version(recipe.tensorrt) >= (8, 6, 0) else "--buildOnly")
-    return shlex.join(["trtexec", *options])
-
-
-def settings(section: config.Engine) -> dict[str, Any]:
-    """What of the section a built engine depends on: not who runs it, and not on which of two equal DLA cores."""
-    given = msgspec.to_builtins(section)
-    for key in ("backend", "providers", "threads", "workspace_mb"):
-        del given[key]
-    if given["dla"] is not None:
-        del given["dla"]["core"]
-    return dict(given)
+    return shlex.join(["trtexec", *options]), tuple(sorted(unsaid))
 
 
 def _dla(section: config.Engine, device: manifest.Device, key: str) -> tuple[int | None, str, tuple[str, ...]]:
@@ -228,8 +242,7 @@ def _dla(section: config.Engine, device: manifest.Device, key: str) -> tuple[int
     dla = section.dla
     if dla is None:
         return None, f"GPU: {key}.dla is not set", ()
-    gone = DLA_ENDS <= version(device.tensorrt) < DLA_RETURNS
-    if device.dla_cores and not gone:
+    if has_dla(device):
         if dla.core >= device.dla_cores:
             allowed = ", ".join(map(str, range(device.dla_cores)))
             raise DeviceError(
@@ -242,7 +255,7 @@ def _dla(section: config.Engine, device: manifest.Device, key: str) -> tuple[int
         return dla.core, f"DLA core {dla.core}, {beside}: {key}.dla", ()
     why = (
         f"TensorRT {device.tensorrt} has none (10.7 was the last, 11.4.1 brings it back)"
-        if gone
+        if DLA_ENDS <= version(device.tensorrt) < DLA_RETURNS
         else (f"{device.name} has none (AGX Orin and Orin NX have; Orin Nano has not)")
     )
     if dla.if_missing == "error":
@@ -278,12 +291,26 @@ def _check_io(section: config.Engine, *, typed: bool, quantization: Quantization
         text = f"{key}.{name} is {dtype}:{layout}"
         if typed and dtype != "fp32":
             problems.append(f"{text}; a strongly typed engine keeps the model's types (allowed: fp32)")
-        if dtype == "int8" and quantization in ("none", "qdq"):
-            problems.append(f"{text}, which needs scales beside the network (quantization: cache, ranges, calibrator)")
+        if dtype == "int8" and quantization not in ("cache", "ranges"):
+            problems.append(f"{text}, which needs scales beside the network (quantization: cache, ranges)")
         if layout.startswith("dla_") and not on_dla:
             problems.append(f"{text}, a layout of the DLA, and the engine is for the GPU")
     if problems:
         raise ConfigError(problems)
+
+
+def _io_options(recipe: Recipe) -> list[str]:
+    found = []
+    for option, tensors in (("inputIOFormats", recipe.inputs), ("outputIOFormats", recipe.outputs)):
+        formats = [f"{tensor.dtype}:{tensor.layout}" for tensor in tensors]
+        if any(text != "fp32:chw" for text in formats):
+            found.append(f"--{option}={','.join(formats)}")
+    return found
+
+
+def _layer_options(precisions: Mapping[str, str]) -> list[str]:
+    given = ",".join(f"{name}:{precision}" for name, precision in precisions.items())
+    return ["--precisionConstraints=obey", f"--layerPrecisions={given}", f"--layerOutputTypes={given}"]
 
 
 def _pool_sizes(limits: Pools) -> str:

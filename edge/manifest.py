@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -166,6 +166,8 @@ class EngineManifest(Struct, frozen=True, kw_only=True):
     fallback: str | None
     """The fallback that made it pass, if it took one."""
     device: Device
+    settings: dict[str, Any] = {}
+    """What the deployment asked for, as ``engine_settings`` gives it."""
     requested: str
     """Digest of everything in the deployment and beside it that the build depends on: another one means build again."""
     made_from: dict[str, str] = {}
@@ -200,7 +202,7 @@ class Artifact:
         if not path.is_file():
             raise ModelError(f"{path}: no such model file")
         digest = sha256_of(path)
-        beside = read_engine(path.parent)
+        beside = None if path.suffix == ".onnx" else read_engine(path.parent)
         if beside is not None and beside.files.get(path.name) == digest:
             return cls(path, digest, beside.precision, beside)
         return cls(path, digest, precision)
@@ -267,6 +269,31 @@ def outdated(model: config.Model, manifest: Manifest) -> list[str]:
         f"calibration.{key} has changed since the calibration in {model.artifacts_dir}; calibrate again for it to count"
         for key, now, then in pairs
         if now != then
+    ]
+
+
+def engine_settings(section: config.Engine) -> dict[str, Any]:
+    """What of the section a built engine depends on: not who runs it, and not on which of two equal DLA cores."""
+    given: dict[str, Any] = msgspec.to_builtins(section)
+    for key in ("backend", "providers", "threads"):
+        del given[key]
+    if given["dla"] is not None:
+        del given["dla"]["core"]
+    return given
+
+
+def outdated_engine(model: config.Model, engine: EngineManifest) -> list[str]:
+    """What the deployment says of the engine now, or the calibration has become, where the engine was built otherwise.
+
+    One sentence each. The engine still is what its manifest says, so this is no error.
+    """
+    now = engine_settings(model.engine)
+    changed = [f"engine.{key} has changed" for key, then in engine.settings.items() if now.get(key) != then]
+    calibration = read(model.artifacts_dir)
+    files = {} if calibration is None else calibration.files
+    changed += [f"{name} is another one" for name, digest in engine.made_from.items() if files.get(name) != digest]
+    return [
+        f"{text} since the engine in {model.artifacts_dir} was built; build again for it to count" for text in changed
     ]
 
 

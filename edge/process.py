@@ -5,6 +5,7 @@ Shared by the daemon, the evaluation and the benchmarks, so that what is measure
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from edge import tasks
 from edge.engine import Pipelined, artifact_of, open_engine
 from edge.errors import ModelError
 from edge.image import Preprocessor
-from edge.manifest import Artifact, artifact_to_run
+from edge.manifest import Artifact, artifact_to_run, outdated_engine
 from edge.types import Latency, Result
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from edge.types import Detection, Frame, Image, Letterbox, Tensors
 
 __all__ = ["Pipeline", "open_pipeline"]
+
+logger = logging.getLogger(__name__)
 
 
 class _Begun(NamedTuple):
@@ -145,6 +148,8 @@ def open_pipeline(
         artifact = Artifact.of(path, precision or model.engine.precision)
     else:
         artifact = artifact_of(model) if precision is None else artifact_to_run(model, precision)
+    for text in outdated_engine(model, artifact.engine) if artifact.engine is not None else ():
+        logger.warning("models.%s: %s", model.name, text)
     with open_engine(
         artifact.path,
         model.engine,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+import msgspec
 import pytest
 
-from calibration.recipe import Decision, Pools, Recipe, Step, TensorIo, decide, pools, settings, trtexec
+from calibration.recipe import Decision, Pools, Recipe, Step, TensorIo, decide, has_dla, pools, trtexec
 from edge import config
 from edge.errors import ConfigError, DeviceError
-from edge.manifest import Device, version
+from edge.manifest import Device, engine_settings, version
 
 DLA = config.Dla()
 
@@ -105,24 +106,43 @@ def test_onnxruntime_needs_no_engine() -> None:
         decided(backend="onnxruntime")
 
 
-def test_half_of_what_is_free_is_the_workspace() -> None:
-    assert pools(config.Engine(), on_dla=False, free_bytes=3000) == Pools(workspace=1500)
-    assert pools(config.Engine(workspace_mb=64), on_dla=False, free_bytes=3000).workspace == 64 * 2**20
+def test_of_what_is_free_half_is_workspace_and_a_quarter_is_left_alone() -> None:
+    assert pools(config.Engine(), device(), on_dla=False, free_bytes=4000) == Pools(workspace=2000, tactic_dram=3000)
+
+
+def test_a_workspace_that_is_asked_for_is_given() -> None:
+    found = pools(config.Engine(workspace_mb=64), device(), on_dla=False, free_bytes=4000)
+
+    assert found.workspace == found.tactic_dram == 64 * 2**20
+
+
+def test_a_gpu_with_memory_of_its_own_needs_no_limits() -> None:
+    discrete = msgspec.structs.replace(device(), integrated=False)
+
+    assert pools(config.Engine(), discrete, on_dla=False, free_bytes=4000) == Pools(workspace=None)
 
 
 def test_dla_pools_are_in_bytes_and_for_the_dla_alone() -> None:
     section = config.Engine(dla=DLA)
 
-    assert pools(section, on_dla=False, free_bytes=0).dla_managed_sram is None
-    assert pools(section, on_dla=True, free_bytes=0) == Pools(
-        workspace=0, dla_managed_sram=2**20, dla_local_dram=2**30, dla_global_dram=2**29
+    assert pools(section, device(), on_dla=False, free_bytes=0).dla_managed_sram is None
+    assert pools(section, device(), on_dla=True, free_bytes=0) == Pools(
+        workspace=0, tactic_dram=0, dla_managed_sram=2**20, dla_local_dram=2**30, dla_global_dram=2**29
     )
+
+
+@pytest.mark.parametrize(
+    ("tensorrt", "cores", "expected"),
+    [("10.3.0", 1, True), ("10.16.1", 2, False), ("11.4.1", 2, True), ("8.5.2", 0, False)],
+)
+def test_which_devices_have_a_dla(tensorrt: str, cores: int, expected: bool) -> None:
+    assert has_dla(device(tensorrt, dla_cores=cores)) is expected
 
 
 def test_an_engine_does_not_depend_on_which_core_runs_it() -> None:
     first, second = (config.Engine(dla=config.Dla(core=core)) for core in (0, 1))
 
-    assert settings(first) == settings(second) != settings(config.Engine())
+    assert engine_settings(first) == engine_settings(second) != engine_settings(config.Engine())
 
 
 def test_versions_have_three_parts() -> None:
@@ -149,18 +169,19 @@ def recipe(**changes: Any) -> Recipe:
 
 
 def test_the_trtexec_line_builds_the_same_engine() -> None:
-    line = trtexec(
+    line, unsaid = trtexec(
         recipe(
             dla_core=1,
             float_layers={"out": "fp16"},
             inputs=(TensorIo(name="images", shape=(1, 3, 8, 8), dtype="fp16", layout="chw16"),),
-            pools=pools(config.Engine(dla=DLA, workspace_mb=512), on_dla=True, free_bytes=0),
+            pools=pools(config.Engine(dla=DLA, workspace_mb=512), device(), on_dla=True, free_bytes=0),
             optimization_level=4,
         ),
         plan="engine.plan",
         layer_names={"out": "head/Conv"},
     )
 
+    assert unsaid == ()
     assert shlex.split(line) == [
         "trtexec",
         "--onnx=m.onnx",
@@ -183,9 +204,18 @@ def test_the_trtexec_line_builds_the_same_engine() -> None:
 
 
 def test_what_trtexec_of_a_version_lacks_is_not_said() -> None:
-    old = trtexec(recipe(tensorrt="8.5.2"), plan="p", layer_names={})
-    new = trtexec(recipe(tensorrt="11.4.0", strongly_typed=True, cache=None), plan="p", layer_names={})
+    old, _ = trtexec(recipe(tensorrt="8.5.2"), plan="p", layer_names={})
+    new, _ = trtexec(recipe(tensorrt="11.4.0", strongly_typed=True, cache=None), plan="p", layer_names={})
 
     assert old.endswith("--buildOnly")
     assert "--int8" not in new
     assert "--stronglyTyped" not in new
+
+
+def test_what_trtexec_has_no_words_for_is_told() -> None:
+    layers = recipe(quantization="ranges", float_layers={"a": "fp16", "b": "fp32"})
+
+    line, unsaid = trtexec(layers, plan="p", layer_names={"a": "head:0", "b": "neck"})
+
+    assert "--layerPrecisions=neck:fp32" in shlex.split(line)
+    assert unsaid == ("ranges: it takes a calibration cache", "the precision of head:0")
