@@ -1,6 +1,6 @@
 """Runs a plan in a process of its own: its outputs, and what each inference takes.
 
-A fault of a driver's ends that process, or leaves the CUDA context of that process unusable, and not the caller's.
+A fault of the plan's or the driver's ends that process, or loses its CUDA context: the caller goes on.
 """
 
 from __future__ import annotations
@@ -8,20 +8,22 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 import numpy as np
 from msgspec import Struct
 
+from edge import files, manifest
 from edge.engine.tensorrt import TensorRtEngine
-from edge.errors import DeviceError, EdgeError
+from edge.errors import DeviceError, EdgeError, ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -30,103 +32,158 @@ if TYPE_CHECKING:
 __all__ = ["Measured", "run"]
 
 WARM_UP = 10
-TIMEOUT_S = 300.0
-"""A hundred inferences of a small network take some tens of milliseconds; a DLA that hangs never ends them."""
+TIMEOUT_S, EACH_S = 300.0, 1.0
+"""To load the plan and time it, and for each input on top. A DLA that hangs never ends an inference."""
+
+_JOB, _ANSWER, _INPUTS, _OUTPUTS = "job.json", "answer.json", "inputs.npy", "outputs.npy"
+"""The last two hold one array after the other, as ``np.save`` writes each: the process keeps one input at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     """What a plan does."""
 
-    outputs: Tensors
-    """Of each input, stacked: (N, ...)."""
+    outputs: list[Tensors]
+    """Of each input, by name."""
     milliseconds: NDArray[np.float64]
     """Of each timed inference, the copies of inputs and outputs included."""
 
 
 class _Job(Struct, frozen=True, kw_only=True):
-    """What the process is told; ``inputs.npz`` is beside."""
+    """What the process is told."""
 
     plan: str
     dla_core: int | None
+    built: manifest.EngineManifest | None
     iterations: int
-    inputs: list[str]
-    """Names of the arrays."""
+    count: int
+    names: list[str]
+    """Of the arrays of each input."""
 
 
-class _Done(Struct, frozen=True, kw_only=True):
-    """What it answers; ``outputs.npz`` is beside."""
+class _Done(Struct, frozen=True, kw_only=True, tag=True):
+    """What it answers."""
 
-    outputs: list[str]
-    """Names of the arrays."""
+    names: list[str]
+    """Of the arrays of each output."""
     milliseconds: list[float]
 
 
-def run(plan: Path, inputs: Tensors, work: Path, *, dla_core: int | None, iterations: int) -> Measured:
+class _Failed(Struct, frozen=True, kw_only=True, tag=True):
+    """Why there are no outputs."""
+
+    device: bool
+    """The device is to blame, not the plan."""
+    reason: str
+
+
+def run(
+    plan: Path,
+    inputs: Sequence[Tensors],
+    work: Path,
+    *,
+    dla_core: int | None,
+    built: manifest.EngineManifest | None = None,
+    iterations: int,
+) -> Measured:
     """Run a plan on some inputs once each, and then several times for the clock.
 
     Args:
         plan: the file.
-        inputs: stacked: (N, ...) for an engine's input of shape (...).
-        work: scratch folder.
-        dla_core: that it was built for; None for the GPU.
-        iterations: that are timed, at least 1, after ``WARM_UP`` to warm up.
+        inputs: at least one.
+        work: folder for scratch.
+        dla_core: that a plan for the DLA shall run on.
+        built: what the plan was built for, where that is known.
+        iterations: that are timed, on the last input, after ``WARM_UP`` to warm up; 0: none.
 
     Raises:
-        DeviceError: it failed, crashed or hangs.
+        DeviceError: the device failed or hangs, or memory ran out.
+        ModelError: the plan cannot be loaded, or crashes the process.
+        RuntimeError: the process has a fault of its own; the text ends with its traceback.
     """
-    job = _Job(plan=str(plan), dla_core=dla_core, iterations=iterations, inputs=list(inputs))
-    (work / "job.json").write_bytes(msgspec.json.encode(job))
-    np.savez(work / "inputs.npz", *inputs.values())
+    names = list(inputs[0])
+    job = _Job(plan=str(plan), dla_core=dla_core, built=built, iterations=iterations, count=len(inputs), names=names)
+    with tempfile.TemporaryDirectory(prefix="measure-", dir=work) as scratch:
+        folder = Path(scratch)
+        (folder / _JOB).write_bytes(msgspec.json.encode(job))
+        with (folder / _INPUTS).open("wb") as file:
+            for tensors in inputs:
+                _write(file, tensors, names)
+        answer = _answer(folder, TIMEOUT_S + EACH_S * len(inputs))
+        with (folder / _OUTPUTS).open("rb") as file:
+            return Measured([_read(file, answer.names) for _ in inputs], np.array(answer.milliseconds))
+
+
+def _answer(folder: Path, timeout_s: float) -> _Done:
+    """Start the process, and wait for it to end."""
     try:
         process = subprocess.run(  # noqa: S603 - ourselves
-            [sys.executable, "-m", "calibration.measure", str(work)],
+            [sys.executable, "-m", "calibration.measure", str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="backslashreplace",
-            timeout=TIMEOUT_S,
+            timeout=timeout_s,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise DeviceError(f"running the plan did not end within {TIMEOUT_S:g} s: the device hangs") from None
-    if process.returncode:
-        code = process.returncode
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
-        said = process.stderr.strip().splitlines() or ["it said nothing"]
-        raise DeviceError(f"running the plan {how}: {said[-1]}")
-    done = msgspec.json.decode((work / "done.json").read_bytes(), type=_Done)
-    return Measured(_load(work / "outputs.npz", done.outputs), np.array(done.milliseconds))
+        raise DeviceError(f"running the plan did not end within {timeout_s:g} s: the device hangs") from None
+    if not (folder / _ANSWER).is_file():
+        raise _died(process.returncode, process.stderr.strip())
+    # However it ended then: libraries that fail while they unload have done their work.
+    answer = msgspec.json.decode((folder / _ANSWER).read_bytes(), type=_Done | _Failed)
+    if isinstance(answer, _Failed):
+        raise (DeviceError if answer.device else ModelError)(f"running the plan failed: {answer.reason}")
+    return answer
 
 
-def _load(path: Path, names: Sequence[str]) -> Tensors:
-    """Arrays that were saved in this order: as keys, names would be those of files in an archive."""
-    with np.load(path) as arrays:
-        return {name: arrays[f"arr_{index}"] for index, name in enumerate(names)}
+def _died(code: int, said: str) -> Exception:
+    """Why a process is gone that gave no answer."""
+    if code >= 0:
+        return RuntimeError(f"running the plan ended with {code}, and gave no reason; its last words:\n{said}")
+    if -code == signal.SIGKILL:
+        return DeviceError("running the plan was killed (signal 9), most likely because memory ran out")
+    last = f"; the last it said: {said.splitlines()[-1]}" if said else ""
+    return ModelError(f"running the plan crashed (signal {-code}, {signal.Signals(-code).name}){last}")
 
 
-def _run(work: Path) -> None:
+def _write(file: BinaryIO, tensors: Tensors, names: Iterable[str]) -> None:
+    for name in names:
+        np.save(file, tensors[name])
+
+
+def _read(file: BinaryIO, names: Iterable[str]) -> Tensors:
+    return {name: np.load(file) for name in names}
+
+
+def _measure(folder: Path) -> _Done:
     """What the process does."""
-    job = msgspec.json.decode((work / "job.json").read_bytes(), type=_Job)
-    stacked = _load(work / "inputs.npz", job.inputs)
-    count = len(next(iter(stacked.values())))
-    inputs = [{name: array[index] for name, array in stacked.items()} for index in range(count)]
-    milliseconds: list[float] = []
-    with TensorRtEngine(Path(job.plan), dla_core=job.dla_core) as engine:
-        found = [{name: array.copy() for name, array in engine.infer(tensors).items()} for tensors in inputs]
-        for _ in range(WARM_UP):
-            engine.infer(inputs[0])
-        for index in range(job.iterations):
+    job = msgspec.json.decode((folder / _JOB).read_bytes(), type=_Job)
+    times: list[float] = []
+    with (
+        TensorRtEngine(Path(job.plan), dla_core=job.dla_core, built=job.built) as engine,
+        (folder / _INPUTS).open("rb") as given,
+        (folder / _OUTPUTS).open("wb") as found,
+    ):
+        names = [spec.name for spec in engine.outputs]
+        for _ in range(job.count):
+            tensors = _read(given, job.names)
+            _write(found, engine.infer(tensors), names)
+        for _ in range(WARM_UP + job.iterations if job.iterations else 0):
             begin = time.perf_counter()
-            engine.infer(inputs[index % count])
-            milliseconds.append((time.perf_counter() - begin) * 1e3)
-    np.savez(work / "outputs.npz", *(np.stack([tensors[name] for tensors in found]) for name in found[0]))
-    (work / "done.json").write_bytes(msgspec.json.encode(_Done(outputs=list(found[0]), milliseconds=milliseconds)))
+            engine.infer(tensors)
+            times.append((time.perf_counter() - begin) * 1e3)
+    return _Done(names=names, milliseconds=times[WARM_UP:])
+
+
+def _main(folder: Path) -> None:
+    try:
+        answer: _Done | _Failed = _measure(folder)
+    except EdgeError as error:
+        answer = _Failed(device=isinstance(error, DeviceError), reason=str(error))
+    files.write(folder / _ANSWER, msgspec.json.encode(answer))
 
 
 if __name__ == "__main__":
-    try:
-        _run(Path(sys.argv[1]))
-    except EdgeError as failure:
-        sys.exit(str(failure))
+    _main(Path(sys.argv[1]))

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from edge import config
-    from edge.engine import Engine
     from edge.tasks import Task
     from edge.types import Detection, Image, Letterbox, Tensors, TensorSpec
 
@@ -65,6 +64,8 @@ class Parity:
     """Mean of ``agreement.closeness`` over the pictures with answers; None where neither side gives any."""
     failures: tuple[str, ...]
     """Limits that were missed, one sentence each. Agreement that is None misses none: the outputs still count."""
+    warnings: tuple[str, ...] = ()
+    """What was not compared, one sentence each."""
 
     def record(self) -> manifest.ParityRecord:
         """What the plan's manifest says of it."""
@@ -101,7 +102,8 @@ class _Case:
 class Reference:
     """FP32 on some pictures: computed once, compared with every candidate.
 
-    It holds the tensors of all of them: 8 pictures of a YOLOv8n at 640 x 640 are 62 MB.
+    It holds the tensors of all of them, and no session: 8 pictures of a YOLOv8n at 640 x 640 are 62 MB, the 256 that a
+    deployment may ask for 2.0 GB, beside 0.7 GB for the outputs of each candidate while it is compared.
     """
 
     _cases: tuple[_Case, ...]
@@ -136,27 +138,31 @@ class Reference:
                 raise DataError(f"{source}: there is no picture to compare a plan with FP32 on")
             return cls(tuple(cases), engine.outputs, task)
 
-    def compare(self, engine: Engine, limits: config.Parity) -> Parity:
-        """Run a candidate on the same pictures.
+    @property
+    def inputs(self) -> list[Tensors]:
+        """What a candidate is to be run on, of each picture."""
+        return [case.inputs for case in self._cases]
+
+    def compare(self, outputs: Sequence[Tensors], limits: config.Parity) -> Parity:
+        """Compare what a candidate makes of ``inputs``.
 
         Args:
-            engine: of the same inputs and outputs by name and shape; outputs beyond FP32's are ignored.
+            outputs: of each picture, by name; those beyond FP32's are ignored.
             limits: that its failures are told for.
 
         Raises:
-            ModelError: an output is missing or has another shape, or the candidate cannot be run.
+            ModelError: an output is missing or has another shape.
         """
-        self._check_outputs(engine)
         found: dict[str, list[Difference]] = {spec.name: [] for spec in self._outputs}
         shares: list[float] = []
-        for case in self._cases:
-            outputs = engine.infer(case.inputs)
-            compared = {name: difference(value, outputs[name]) for name, value in case.outputs.items()}
+        for case, candidate in zip(self._cases, outputs, strict=True):
+            self._check(candidate)
+            compared = {name: difference(value, candidate[name]) for name, value in case.outputs.items()}
             for name, value in compared.items():
                 found[name].append(value)
             # Decoding NaN would be to compare by chance.
             finite = all(value.finite for value in compared.values())
-            share = closeness(case.answers, self._task.decode(outputs, case.letterbox)) if finite else 0.0
+            share = closeness(case.answers, self._task.decode(candidate, case.letterbox)) if finite else 0.0
             if share is not None:
                 shares.append(share)
         agreement = math.fsum(shares) / len(shares) if shares else None
@@ -167,19 +173,24 @@ class Reference:
                 f" mean of {len(shares)} pictures (allowed: at least {limits.agreement:g})"
             )
         outputs_found = tuple(_summary(name, values) for name, values in found.items())
-        return Parity(len(self._cases), outputs_found, agreement, tuple(failures))
+        warnings = () if shares else (self._blind(),)
+        return Parity(len(self._cases), outputs_found, agreement, tuple(failures), warnings)
 
-    def _check_outputs(self, engine: Engine) -> None:
-        shapes = {spec.name: spec.shape for spec in engine.outputs}
+    def _blind(self) -> str:
+        """What is left to say without answers: the cosine alone does not see lost scores."""
+        pictures = f"any of the {len(self._cases)} pictures" if len(self._cases) > 1 else "the picture"
+        return f"FP32 finds nothing on {pictures}, so the task's answers were not compared: give --images with objects"
+
+    def _check(self, candidate: Tensors) -> None:
         for spec in self._outputs:
-            if spec.name not in shapes:
+            if spec.name not in candidate:
                 raise ModelError(
-                    f"output '{spec.name}' is missing in {engine.description}, which has: {', '.join(shapes) or 'none'}"
+                    f"output '{spec.name}' is missing in the engine, which has: {', '.join(candidate) or 'none'}"
                 )
-            if shapes[spec.name] != spec.shape:
+            shape = candidate[spec.name].shape
+            if shape != spec.shape:
                 raise ModelError(
-                    f"output '{spec.name}' is {list(shapes[spec.name])} in {engine.description}, but {list(spec.shape)}"
-                    " in the FP32 model"
+                    f"output '{spec.name}' is {list(shape)} in the engine, but {list(spec.shape)} in the FP32 model"
                 )
 
     def _failures(self, name: str, values: Sequence[Difference], limits: config.Parity) -> list[str]:

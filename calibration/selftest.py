@@ -187,8 +187,10 @@ def _case(
         done = child.run(recipe, on_event=on_event)
         plan = work / manifest.PLAN
         case = change(case, build_s=done.seconds, plan_bytes=plan.stat().st_size)
-        measured = measure.run(plan, {INPUT: network.inputs}, work, dla_core=recipe.dla_core, iterations=iterations)
-        found = [difference(*pair) for pair in zip(network.outputs, measured.outputs[OUTPUT], strict=True)]
+        inputs = [{INPUT: array} for array in network.inputs]
+        measured = measure.run(plan, inputs, work, dla_core=recipe.dla_core, iterations=iterations)
+        outputs = [tensors[OUTPUT] for tensors in measured.outputs]
+        found = [difference(*pair) for pair in zip(network.outputs, outputs, strict=True)]
         error = max(value.relative_error for value in found)
         case = change(
             case,
@@ -235,7 +237,7 @@ def _recipe(engine: config.Engine, network: _Network, device: manifest.Device, w
         inputs=(io[0],),
         outputs=(io[1],),
         dla_core=decision.dla_core,
-        pools=pools(engine, on_dla=decision.dla_core is not None, free_bytes=observe.available_bytes()),
+        pools=pools(engine, device, on_dla=decision.dla_core is not None, free_bytes=observe.available_bytes()),
         timing_cache=str(work / manifest.TIMING_CACHE),
         out=str(work),
     )

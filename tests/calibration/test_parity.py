@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import math
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import onnx_ir as ir
+import onnxruntime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,35 +26,22 @@ from edge.errors import DataError, ModelError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from typing_extensions import Self
-
-    from edge.types import Image, Tensors, TensorSpec
+    from edge.types import Image, Tensors
 
 NAMES = ("a.jpg", "b.jpg", "c.jpg")
+GREY = ("grey.png", np.full((320, 320, 3), 114, np.uint8))
 STRICT = config.Parity(cosine=0.99, relative_error=0.01, agreement=0.95)
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """The FP32 model itself, with outputs that a test may spoil."""
+def spoiled(outputs: list[Tensors], change: Callable[[Tensors], Tensors], *pictures: str) -> list[Tensors]:
+    """A candidate's outputs, changed on some pictures, or on all where none is named."""
+    named = [not pictures or name in pictures for name in NAMES]
+    return [change(dict(each)) if here else each for each, here in zip(outputs, named, strict=True)]
 
-    engine: OnnxRuntimeEngine
-    spoil: Callable[[Tensors], Tensors] = dict
-    outputs: tuple[TensorSpec, ...] = ()
-    description: str = "TensorRT 10.3.0 (DLA 0, Orin)"
 
-    @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
-        return self.engine.inputs
-
-    def infer(self, tensors: Tensors) -> Tensors:
-        return self.spoil({name: value.copy() for name, value in self.engine.infer(tensors).items()})
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
+def run(path: Path, inputs: list[Tensors]) -> list[Tensors]:
+    with OnnxRuntimeEngine(path) as engine:
+        return [{name: array.copy() for name, array in engine.infer(each).items()} for each in inputs]
 
 
 @pytest.fixture
@@ -72,6 +60,17 @@ def model(build_model: Callable[..., ir.Model], rng: np.random.Generator, tmp_pa
 
 
 @pytest.fixture
+def faces(data: Path) -> config.Model:
+    """A detector, which finds nothing in ``GREY``."""
+    return config.Model(
+        name="faces",
+        path=str(data / "models" / "yunet_n_320.onnx"),
+        input=config.Input(color="bgr", divide_by=1.0),
+        task=config.DetectionTask(labels=["face"]),
+    )
+
+
+@pytest.fixture
 def pictures(rng: np.random.Generator) -> list[tuple[str, Image]]:
     return [(name, rng.integers(0, 256, (8, 8, 3), np.uint8)) for name in NAMES]
 
@@ -82,9 +81,9 @@ def reference(model: config.Model, pictures: list[tuple[str, Image]]) -> Referen
 
 
 @pytest.fixture
-def candidate(model: config.Model) -> Candidate:
-    engine = OnnxRuntimeEngine(Path(model.path))
-    return Candidate(engine, outputs=engine.outputs)
+def outputs(model: config.Model, reference: Reference) -> list[Tensors]:
+    """Of a candidate that is as good as FP32."""
+    return run(Path(model.path), reference.inputs)
 
 
 class TestDifference:
@@ -131,28 +130,23 @@ class TestDifference:
 
 
 class TestReference:
-    def test_model_equals_itself(self, reference: Reference, candidate: Candidate) -> None:
-        found = reference.compare(candidate, STRICT)
+    def test_model_equals_itself(self, reference: Reference, outputs: list[Tensors]) -> None:
+        found = reference.compare(outputs, STRICT)
 
         assert found == Parity(3, (OutputParity("out", pytest.approx(1.0), 0.0, finite=True),), 1.0, ())
 
-    def test_reference_serves_several_candidates(self, reference: Reference, candidate: Candidate) -> None:
-        spoiled = replace(candidate, spoil=lambda outputs: {"out": -outputs["out"]})
+    def test_reference_serves_several_candidates(self, reference: Reference, outputs: list[Tensors]) -> None:
+        negated = spoiled(outputs, lambda each: {"out": -each["out"]})
 
-        found = [reference.compare(each, STRICT) for each in (candidate, spoiled, candidate)]
+        found = [reference.compare(each, STRICT) for each in (outputs, negated, outputs)]
 
         assert found[0] == found[2]
         assert found[1].outputs[0].cosine == pytest.approx(-1.0)
 
     def test_missed_limits_name_output_picture_value_and_limit(
-        self, reference: Reference, candidate: Candidate
+        self, reference: Reference, outputs: list[Tensors]
     ) -> None:
-        calls = iter(NAMES)
-
-        def spoil(outputs: Tensors) -> Tensors:
-            return {"out": -2 * outputs["out"]} if next(calls) == "b.jpg" else outputs
-
-        found = reference.compare(replace(candidate, spoil=spoil), STRICT)
+        found = reference.compare(spoiled(outputs, lambda each: {"out": -2 * each["out"]}, "b.jpg"), STRICT)
 
         assert found.failures[:2] == (
             "output 'out': cosine -1 on b.jpg (allowed: at least 0.99)",
@@ -161,8 +155,8 @@ class TestReference:
         assert found.failures[2].startswith("the task's answers agree with FP32's to 0.")
         assert found.failures[2].endswith(", mean of 3 pictures (allowed: at least 0.95)")
 
-    def test_relative_error_without_a_limit_is_only_told(self, reference: Reference, candidate: Candidate) -> None:
-        doubled = replace(candidate, spoil=lambda outputs: {"out": outputs["out"] * 2})
+    def test_relative_error_without_a_limit_is_only_told(self, reference: Reference, outputs: list[Tensors]) -> None:
+        doubled = spoiled(outputs, lambda each: {"out": each["out"] * 2})
 
         found = reference.compare(doubled, config.Parity(agreement=0.0))
 
@@ -170,48 +164,39 @@ class TestReference:
         assert found.failures == ()
 
     def test_value_a_hair_below_its_limit_does_not_read_as_the_limit(
-        self, reference: Reference, candidate: Candidate
+        self, reference: Reference, outputs: list[Tensors]
     ) -> None:
-        off = replace(candidate, spoil=lambda outputs: {"out": outputs["out"] * np.float32(1.0100001)})
+        off = spoiled(outputs, lambda each: {"out": each["out"] * np.float32(1.0100001)})
 
         found = reference.compare(off, config.Parity(relative_error=0.01, agreement=0.0))
 
         assert found.failures[0].startswith("output 'out': relative error 0.0100")
 
-    def test_nan_is_named_with_its_first_picture(self, reference: Reference, candidate: Candidate) -> None:
-        calls = iter(NAMES)
+    def test_nan_is_named_with_its_first_picture(self, reference: Reference, outputs: list[Tensors]) -> None:
+        def spoil(each: Tensors) -> Tensors:
+            return {"out": np.where([[False, True, False]], np.float32(np.nan), each["out"])}
 
-        def spoil(outputs: Tensors) -> Tensors:
-            if next(calls) != "a.jpg":
-                outputs["out"][0, 1] = np.nan
-            return outputs
-
-        found = reference.compare(replace(candidate, spoil=spoil), config.Parity(agreement=0.0))
+        found = reference.compare(spoiled(outputs, spoil, "b.jpg", "c.jpg"), config.Parity(agreement=0.0))
 
         assert found.outputs == (OutputParity("out", 0.0, math.inf, finite=False),)
         assert found.agreement == pytest.approx(1 / 3)
         assert found.failures == ("output 'out': holds NaN or infinite values on 2 of 3 pictures, the first is b.jpg",)
 
-    def test_outputs_go_by_name_and_others_are_ignored(self, reference: Reference, candidate: Candidate) -> None:
-        more = replace(candidate.outputs[0], name="debug")
-        wider = replace(
-            candidate,
-            outputs=(more, *candidate.outputs),
-            spoil=lambda outputs: {"debug": -outputs["out"], **outputs},
-        )
+    def test_outputs_go_by_name_and_others_are_ignored(self, reference: Reference, outputs: list[Tensors]) -> None:
+        wider = spoiled(outputs, lambda each: {"debug": -each["out"], **each})
 
         assert reference.compare(wider, STRICT).failures == ()
 
-    def test_missing_output_is_an_error(self, reference: Reference, candidate: Candidate) -> None:
-        other = replace(candidate, outputs=(replace(candidate.outputs[0], name="logits"),))
+    def test_missing_output_is_an_error(self, reference: Reference, outputs: list[Tensors]) -> None:
+        other = spoiled(outputs, lambda each: {"logits": each["out"]}, "c.jpg")
 
-        with pytest.raises(ModelError, match=r"output 'out' is missing in TensorRT 10\.3\.0 .*which has: logits"):
+        with pytest.raises(ModelError, match=r"output 'out' is missing in the engine, which has: logits"):
             reference.compare(other, STRICT)
 
-    def test_output_of_another_shape_is_an_error(self, reference: Reference, candidate: Candidate) -> None:
-        other = replace(candidate, outputs=(replace(candidate.outputs[0], shape=(1, 4)),))
+    def test_output_of_another_shape_is_an_error(self, reference: Reference, outputs: list[Tensors]) -> None:
+        other = spoiled(outputs, lambda _: {"out": np.zeros((1, 4), np.float32)}, "b.jpg")
 
-        with pytest.raises(ModelError, match=r"output 'out' is \[1, 4\] in TensorRT .* but \[1, 3\] in the FP32 model"):
+        with pytest.raises(ModelError, match=r"output 'out' is \[1, 4\] in the engine, but \[1, 3\] in the FP32 model"):
             reference.compare(other, STRICT)
 
     def test_no_picture_is_an_error(self, model: config.Model) -> None:
@@ -236,28 +221,42 @@ class TestReference:
         with pytest.raises(ModelError, match=r"broken\.onnx: output 'out' holds NaN .* on a\.jpg in FP32 already"):
             Reference.of(broken, pictures)
 
-    @pytest.mark.parametrize(("factor", "agreement"), [(1.0, None), (np.nan, 0.0)], ids=["same", "nan"])
-    def test_pictures_without_answers_agree_in_nothing_unless_the_candidate_is_broken(
-        self, data: Path, factor: float, agreement: float | None
+    @pytest.mark.parametrize(
+        ("pictures", "told"), [(1, "FP32 finds nothing on the picture,"), (2, "nothing on any of the 2 pictures,")]
+    )
+    def test_pictures_without_answers_agree_in_nothing_and_that_is_told(
+        self, faces: config.Model, pictures: int, told: str
     ) -> None:
-        path = data / "models" / "yunet_n_320.onnx"
-        faces = config.Model(
-            name="faces",
-            path=str(path),
-            input=config.Input(color="bgr", divide_by=1.0),
-            task=config.DetectionTask(labels=["face"]),
-        )
-        engine = OnnxRuntimeEngine(path)
-        broken = Candidate(
-            engine,
-            outputs=engine.outputs,
-            spoil=lambda outputs: {name: value * np.float32(factor) for name, value in outputs.items()},
-        )
+        reference = Reference.of(faces, [GREY] * pictures)
 
-        found = Reference.of(faces, [("grey.png", np.full((320, 320, 3), 114, np.uint8))]).compare(broken, STRICT)
+        found = reference.compare(run(Path(faces.path), reference.inputs), STRICT)
 
-        assert found.agreement == agreement
-        assert any("agree" in text for text in found.failures) is (agreement is not None)
+        assert (found.agreement, found.record().agreement, found.failures) == (None, None, ())
+        assert told in found.warnings[0]
+        assert found.warnings[0].endswith("were not compared: give --images with objects")
+
+    def test_candidate_that_is_broken_does_not_agree_where_there_are_no_answers(self, faces: config.Model) -> None:
+        reference = Reference.of(faces, [GREY])
+        (outputs,) = run(Path(faces.path), reference.inputs)
+
+        found = reference.compare([{name: value * np.float32(np.nan) for name, value in outputs.items()}], STRICT)
+
+        assert (found.agreement, found.warnings) == (0.0, ())
+        assert found.failures[-1].startswith("the task's answers agree with FP32's to 0,")
+
+    def test_session_of_fp32_is_gone_when_candidates_are_built(
+        self, model: config.Model, pictures: list[tuple[str, Image]]
+    ) -> None:
+        def sessions() -> int:
+            gc.collect()
+            return sum(isinstance(each, onnxruntime.InferenceSession) for each in gc.get_objects())
+
+        before = sessions()
+
+        reference = Reference.of(model, pictures)
+
+        assert len(reference.inputs) == len(pictures)
+        assert sessions() == before
 
 
 class TestRecord:
