@@ -2,7 +2,8 @@
 
 No API tells it. It is pieced together from what the engine inspector says of the engine's layers, from the log of the
 build, and from what the builder's child asked for each layer of the network, and is ``unknown`` where none of these
-says it. TensorRT fuses and renames: an engine layer ``conv1 + relu1`` holds two layers of the network, and a subgraph,
+says it: the texts change with the version, and not to understand one is no fault of the engine. TensorRT fuses and
+renames: an engine layer ``conv1 + relu1`` holds two layers of the network, and a subgraph,
 ``{ForeignNode[conv1...relu9]}``, names its first and its last. Layers are found, in this order, by
 
 1. their name in that of an engine layer, or in its metadata (TensorRT 8.6 and later);
@@ -13,6 +14,7 @@ says it. TensorRT fuses and renames: an engine layer ``conv1 + relu1`` holds two
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -23,13 +25,12 @@ from msgspec import Struct
 
 from calibration.events import ASKED, INSPECTOR, LOG
 from calibration.network import Asked
-from edge.errors import ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["Device", "Disagreement", "Layer", "Placement", "compare", "read", "read_folder"]
+__all__ = ["Device", "Layer", "Placement", "read", "read_folder"]
 
 Device: TypeAlias = Literal["DLA", "GPU", "none", "unknown"]
 """none: a constant, which the engine holds as a number."""
@@ -43,9 +44,13 @@ _REFUSALS = (
     re.compile(r"Validation failed for DLA layer: (?P<name>.+)\. Switching to GPU"),
     re.compile(r"DLA supports only \d+ subgraphs per DLA core\. Switching to GPU for layer (?P<name>.+)"),
 )
+_UNSUPPORTED = re.compile(r"Layer '.+' \((\w+)\): U(nsupported on DLA)\b.*")
 _FOREIGN = re.compile(r"\{ForeignNode\[(.+)\]\}")
-_ONNX_LAYER = re.compile(r"\[ONNX Layer: (.+?)\](?=[\x1e\x1f\[]|$)")
+# The node's name; behind " | " its doc string in 8.6, the functions that it is in from 10 on (onnx-tensorrt,
+# processMetadata).
+_ONNX_LAYER = re.compile(r"\[ONNX Layer: (.+?)(?: \| .*?)?\](?=[\x1e\x1f]|\[ONNX Layer: |$)", re.DOTALL)
 _TYPE = re.compile(r"\b(INT8|UINT8|INT32|INT64|FP8|FP16|BF16|FP32|HALF|FLOAT|BOOL)\b", re.IGNORECASE)
+_TYPE_KEYS = ("Type", "Format/Datatype", "Datatype", "DataType")
 _PRECISIONS = {"half": "fp16", "float": "fp32"}
 _PRODUCT = re.compile(r"conv|gemm|matmul|matrix", re.IGNORECASE)
 _REFORMAT = re.compile(r"reformat", re.IGNORECASE)
@@ -71,15 +76,6 @@ class Layer(Struct, frozen=True, kw_only=True):
     """Why it is not on the DLA, in TensorRT's words."""
 
 
-class Disagreement(Struct, frozen=True):
-    """A layer that does not run where it was said to."""
-
-    name: str
-    predicted: str
-    found: Device
-    reason: str | None
-
-
 class Placement(Struct, frozen=True, kw_only=True):
     """A whole network."""
 
@@ -90,6 +86,8 @@ class Placement(Struct, frozen=True, kw_only=True):
     """Of the DLA: each is one loadable, and each border between two and the GPU costs a hand-over."""
     reformats: tuple[str, ...]
     """Engine layers that only change how a tensor lies in memory, or its type."""
+    note: str | None = None
+    """What could not be read, so that more is unknown than need be."""
 
     def devices(self) -> Counter[str]:
         """How many layers run where."""
@@ -102,7 +100,8 @@ class Placement(Struct, frozen=True, kw_only=True):
     def rows(self) -> list[tuple[str, str]]:
         """A summary for people: what, and how many."""
         devices, precisions = self.devices(), self.precisions()
-        told = [("layers", f"{len(self.layers)}, in {self.engine_layers} engine layers")]
+        told = [] if self.note is None else [("not known", self.note)]
+        told.append(("layers", f"{len(self.layers)}, in {self.engine_layers} engine layers"))
         if self.subgraphs:
             told.append(
                 ("on the DLA", f"{devices['DLA']}, in {len(self.subgraphs)} subgraph{'s' * (len(self.subgraphs) > 1)}")
@@ -111,9 +110,13 @@ class Placement(Struct, frozen=True, kw_only=True):
         told += [(text, str(devices[key])) for key, text in _OTHERS.items() if devices[key]]
         told += [(f"in {_title(key)}", str(number)) for key, number in sorted(precisions.items())]
         told.append(("reformats", str(len(self.reformats))))
-        for reason, number in Counter(layer.reason for layer in self.layers if layer.reason).most_common():
-            names = [layer.name for layer in self.layers if layer.reason == reason]
-            told.append(("not on the DLA", f"{number}: {reason} ({', '.join(names[:3])}{', ...' * (number > 3)})"))
+        refused: dict[str, list[str]] = {}
+        for layer in self.layers:
+            if layer.reason is not None:
+                refused.setdefault(_without_name(layer.reason), []).append(layer.name)
+        for reason, names in sorted(refused.items(), key=lambda item: -len(item[1])):
+            few = f"{', '.join(names[:3])}{', ...' * (len(names) > 3)}"
+            told.append(("not on the DLA", f"{len(names)}: {reason} ({few})"))
         return told
 
     def to_json(self) -> dict[str, Any]:
@@ -146,18 +149,17 @@ class _Log:
 
 
 def read_folder(folder: Path) -> Placement:
-    """``read`` what the builder's child has left in its scratch folder.
-
-    Raises:
-        ModelError: a file is missing or is not what it should be.
-    """
+    """``read`` what the builder's child has left in its scratch folder; what is missing or damaged is noted."""
     try:
         asked = msgspec.json.decode((folder / ASKED).read_bytes(), type=list[Asked])
-        inspector = (folder / INSPECTOR).read_text(encoding="utf-8")
-        log = (folder / LOG).read_text(encoding="utf-8", errors="replace")
-    except (OSError, msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{folder}: what the builder tells of the engine cannot be read ({error})") from error
-    return read(inspector, log, asked)
+    except (OSError, ValueError) as error:
+        note = f"{ASKED} cannot be read ({error})"
+        return Placement(layers=(), engine_layers=0, subgraphs=(), reformats=(), note=note)
+    return read(_text(folder / INSPECTOR), _text(folder / LOG), asked)
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
 def read(inspector: str, log: str, asked: Sequence[Asked]) -> Placement:
@@ -165,31 +167,26 @@ def read(inspector: str, log: str, asked: Sequence[Asked]) -> Placement:
 
     Args:
         inspector: JSON of the engine inspector. Plain names, which it gives for an engine that was not built with
-            detailed profiling verbosity, tell no precision.
+            detailed profiling verbosity, tell no precision. What is not its JSON is noted; the log is read all the
+            same.
         log: of the build, or of trtexec.
         asked: the network's layers, in its order.
-
-    Raises:
-        ModelError: the inspector's text is not its JSON.
     """
     said = _read_log(log, {layer.name for layer in asked})
-    engine = _engine_layers(inspector, said)
+    note = None
+    try:
+        engine = _engine_layers(inspector, said)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        note = f"the engine inspector's text is not its JSON ({type(error).__name__}: {error})"
+        engine = [_engine_layer(name, said) for name in said.dla]
     places = _Places(engine, said, asked)
     return Placement(
         layers=tuple(places.of(index, layer) for index, layer in enumerate(asked)),
         engine_layers=len(engine),
         subgraphs=tuple(layer.name for layer in engine if layer.dla),
         reformats=tuple(layer.name for layer in engine if layer.reformat),
+        note=note,
     )
-
-
-def compare(placement: Placement, prediction: Mapping[str, str]) -> list[Disagreement]:
-    """Where a prediction, by the names of layers, is wrong: DLA or GPU, and the layer is known to run on the other."""
-    return [
-        Disagreement(layer.name, said, layer.device, layer.reason)
-        for layer in placement.layers
-        if (said := prediction.get(layer.name)) in {"DLA", "GPU"} and layer.device in {"DLA", "GPU"} - {said}
-    ]
 
 
 class _Places:
@@ -276,11 +273,8 @@ def _read_log(log: str, names: set[str]) -> _Log:
 
 
 def _engine_layers(inspector: str, log: _Log) -> list[_EngineLayer]:
-    try:
-        entries = msgspec.json.decode(inspector)["Layers"]
-        layers = [_engine_layer(entry, log) for entry in entries]
-    except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"the engine inspector's text is not its JSON ({type(error).__name__}: {error})") from error
+    # TensorRT escapes no control characters, and separates a layer's metadata by some.
+    layers = [_engine_layer(entry, log) for entry in json.loads(inspector, strict=False)["Layers"]]
     known = {layer.name for layer in layers}
     return layers + [_engine_layer(name, log) for name in log.dla if name not in known]
 
@@ -288,31 +282,33 @@ def _engine_layers(inspector: str, log: _Log) -> list[_EngineLayer]:
 def _engine_layer(entry: str | dict[str, Any], log: _Log) -> _EngineLayer:
     if isinstance(entry, str):
         entry = {"Name": entry}
-    name, kind = entry["Name"], entry.get("LayerType", "")
-    outputs = entry.get("Outputs", [])
+    name, kind = entry["Name"], entry.get("LayerType") or ""
     # Q and DQ layers that stand alone are of type Reformat as well, but bear their own names.
     moves = name.startswith("Reformatting CopyNode") or name.endswith(" copy")
     return _EngineLayer(
         name=name,
-        holds=frozenset((*_parts(name), *_ONNX_LAYER.findall(entry.get("Metadata", "")))),
+        holds=frozenset((*_parts(name), *_ONNX_LAYER.findall(entry.get("Metadata") or ""))),
         foreign=_FOREIGN.search(name) is not None,
         dla=name in log.dla or kind.upper().startswith("DLA"),
         reformat=moves,
         precision=_precision(kind, entry),
-        outputs=frozenset(tensor["Name"] for tensor in outputs),
+        outputs=frozenset(tensor["Name"] for tensor in entry.get("Outputs") or []),
     )
 
 
 def _precision(kind: str, entry: dict[str, Any]) -> str:
-    inputs, outputs = entry.get("Inputs", []), entry.get("Outputs", [])
-    weights = _type_in(entry.get("Weights", {}).get("Type", ""))
-    if weights is not None:
-        return weights
-    read = _type_in(inputs[0]["Format/Datatype"]) if inputs else None
+    weights, read, given = (_first_type(entry.get(key)) for key in ("Weights", "Inputs", "Outputs"))
     # A product of INT8 may give FP16; TensorRT 10's fused ones list no weights.
     if read == "int8" and _PRODUCT.search(f"{kind} {entry.get('TacticName', '')}"):
-        return read
-    return (_type_in(outputs[0]["Format/Datatype"]) if outputs else None) or "unknown"
+        given = read
+    return weights or given or "unknown"
+
+
+def _first_type(described: Any) -> str | None:
+    """The type of some weights or tensors, by whichever name this TensorRT tells it."""
+    first = (described or [None])[0] if not isinstance(described, dict) else described
+    texts = [str(first[key]) for key in _TYPE_KEYS if key in first] if isinstance(first, dict) else []
+    return _type_in(" ".join(texts))
 
 
 def _type_in(text: str) -> str | None:
@@ -338,3 +334,10 @@ def _parts(name: str) -> Iterator[str]:
 
 def _title(precision: str) -> str:
     return "a precision not told" if precision == "unknown" else precision.upper()
+
+
+def _without_name(reason: str) -> str:
+    """The reason, the same for every layer that has it."""
+    shorter = _UNSUPPORTED.sub(r"\1: u\2", reason)
+    named = next(filter(None, (pattern.search(shorter) for pattern in _REFUSALS)), None)
+    return shorter if named is None else f"{shorter[: named.start('name')]}...{shorter[named.end('name') :]}"

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from calibration import events, placement
 from calibration.network import Asked
-from edge.errors import ModelError
 
 LOGS = Path(__file__).parents[1] / "data" / "tensorrt-logs"
 NOTHING = '{"Layers": []}'
@@ -99,6 +99,42 @@ def test_metadata_names_the_layers_that_a_generated_name_hides(between: str) -> 
     found = placement.read(engine, "", asked("/a/Mul", "/b/Add[1]", "/c/Erf", "/d/Mul"))
 
     assert places(found) == {"/a/Mul": "GPU", "/b/Add[1]": "GPU", "/c/Erf": "GPU", "/d/Mul": "unknown"}
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        pytest.param(" | File model.py, line 3\n    x = y[0]", id="doc string, 8.6"),
+        pytest.param(" | Local Function: Block", id="local function, 10"),
+        pytest.param(" | block (Block) | net (Net)", id="local functions, 10.3"),
+    ],
+)
+def test_metadata_tells_more_than_names(behind: str) -> None:
+    metadata = f"[ONNX Layer: /a/Mul{behind}]\x1e[ONNX Layer: /b/Add{behind}]"
+    engine = inspector({"Name": "__myl_MulAdd_myl0_1", "Metadata": metadata})
+
+    assert places(placement.read(engine, "", asked("/a/Mul", "/b/Add"))) == {"/a/Mul": "GPU", "/b/Add": "GPU"}
+
+
+def test_control_characters_may_stand_in_the_inspectors_json_as_they_are() -> None:
+    engine = inspector({"Name": "fused", "Metadata": "[ONNX Layer: a]?[ONNX Layer: b]"}).replace("?", "\x1f")
+
+    found = placement.read(engine, "", asked("a", "b"))
+
+    assert found.note is None
+    assert places(found) == {"a": "GPU", "b": "GPU"}
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"Outputs": [{"Name": "y", "Datatype": "Half", "Format": "Channel major"}]},
+        {"Outputs": [{"Name": "y"}], "Weights": [{"Type": "Half", "Count": 4}, {"Type": "Float", "Count": 1}]},
+        {"Outputs": [tensor("y", "Half")], "Weights": [], "Inputs": None, "Metadata": None, "LayerType": None},
+    ],
+)
+def test_what_another_version_calls_otherwise_or_leaves_out_is_no_obstacle(entry: dict[str, Any]) -> None:
+    assert precisions(placement.read(inspector({"Name": "a", **entry}), "", asked("a"))) == {"a": "fp16"}
 
 
 def test_a_layer_without_metadata_is_found_by_what_it_makes() -> None:
@@ -273,14 +309,20 @@ def test_a_summary_counts_layers_by_place_and_precision() -> None:
     assert told["layers"][2]["asked"] == "int8"
 
 
-def test_a_prediction_is_compared_where_both_sides_know() -> None:
-    found = placement.read(
-        inspector("gpu", "sure"), "[I] [DlaLayer] {ForeignNode[dla]}", asked("gpu", "sure", "dla", "lost", dla=True)
+def test_equal_reasons_add_up_whatever_layer_they_name() -> None:
+    names = [f"MaxPool_{number}" for number in range(4)]
+    log = "\n".join(
+        f"[W] Layer '{name}' (POOLING): Unsupported on DLA. Switching this layer's device type to GPU."
+        for name in names
     )
+    log += "\n[W] Validation failed for DLA layer: Add_1. Switching to GPU fallback."
 
-    wrong = placement.compare(found, {"gpu": "DLA", "sure": "unsure", "dla": "GPU", "lost": "GPU", "absent": "DLA"})
+    found = placement.read(inspector(*names, "Add_1"), log, asked("Add_1", *names, dla=False))
 
-    assert [(item.name, item.predicted, item.found) for item in wrong] == [("gpu", "DLA", "GPU"), ("dla", "GPU", "DLA")]
+    assert [text for title, text in found.rows() if title == "not on the DLA"] == [
+        "4: POOLING: unsupported on DLA (MaxPool_0, MaxPool_1, MaxPool_2, ...)",
+        "1: Validation failed for DLA layer: .... Switching to GPU fallback. (Add_1)",
+    ]
 
 
 def test_what_the_builder_leaves_is_read_from_its_folder(tmp_path: Path) -> None:
@@ -293,9 +335,26 @@ def test_what_the_builder_leaves_is_read_from_its_folder(tmp_path: Path) -> None
     assert places(placement.read_folder(tmp_path)) == {"a": "GPU"}
 
 
-def test_a_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"asked\.json"):
-        placement.read_folder(tmp_path)
-    for damaged in ("", "[]", '{"Layers": [3]}', '{"Layers": [{"Name": "a", "Outputs": [1]}]}'):
-        with pytest.raises(ModelError, match="the engine inspector's text is not its JSON"):
-            placement.read(damaged, "", [])
+@pytest.mark.parametrize(
+    "damaged", ["", "[]", '{"Layers": [3]}', '{"Layers": [{}]}', '{"Layers": [{"Name": "a", "Outputs": [1]}]}']
+)
+def test_an_inspector_that_cannot_be_read_leaves_what_the_log_says(damaged: str) -> None:
+    found = placement.read(damaged, "[I] [DlaLayer] {ForeignNode[a]}", asked("a", "b", dla=True))
+
+    assert places(found) == {"a": "DLA", "b": "unknown"}
+    assert found.rows()[0][0] == "not known"
+    assert "the engine inspector's text is not its JSON" in found.rows()[0][1]
+
+
+def test_a_missing_or_damaged_file_is_noted(tmp_path: Path) -> None:
+    nothing = placement.read_folder(tmp_path)
+    (tmp_path / events.ASKED).write_bytes(msgspec.json.encode(asked("a")))
+    without_inspector = placement.read_folder(tmp_path)
+    (tmp_path / events.ASKED).write_text("[3]")
+    damaged = placement.read_folder(tmp_path)
+
+    assert nothing.layers == damaged.layers == ()
+    assert "asked.json" in (nothing.note or "")
+    assert "asked.json" in (damaged.note or "")
+    assert places(without_inspector) == {"a": "unknown"}
+    assert "the engine inspector's text" in (without_inspector.note or "")
