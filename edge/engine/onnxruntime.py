@@ -78,7 +78,7 @@ class OnnxRuntimeEngine:
             present = ", ".join(key for key, name in PROVIDERS.items() if name in ort.get_available_providers())
             raise DeviceError(
                 f"engine.providers names {', '.join(missing)}, but this onnxruntime has: {present};"
-                " CUDA and TensorRT come with the package onnxruntime-gpu"
+                " CUDA and TensorRT take a build with them (onnxruntime-gpu on x86-64; on a Jetson one for its JetPack)"
             )
         if not model.is_file():
             raise ModelError(f"{model}: no such model file")
@@ -220,7 +220,10 @@ def _import() -> Any:
     try:
         import onnxruntime
     except ImportError:
-        raise DeviceError("onnxruntime is not installed; pip install 'jetson-edge[cpu]'") from None
+        raise DeviceError(
+            "onnxruntime is not installed; pip install 'jetson-edge[cpu]', on a Jetson 'jetson-edge[build]': the former"
+            " puts PyPI's OpenCV over JetPack's"
+        ) from None
     return onnxruntime
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,13 @@ def test_onnxruntime_accepts_the_options_of_the_providers_that_it_has(tmp_path: 
     with open_(path, providers=providers) as engine:
         for value in (1, 2):  # on CUDA an input that is bound once would be read once
             assert engine.infer({"x": np.full(2, value, np.float32)})["y"].tolist() == [2 * value] * 2
+
+
+def test_a_missing_onnxruntime_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+
+    with pytest.raises(DeviceError, match=r"pip install 'jetson-edge\[cpu\]', on a Jetson 'jetson-edge\[build\]'"):
+        open_(Path("m.onnx"))
 
 
 def test_fp16_runs_the_fp32_model_where_tensorrts_provider_comes_first(tmp_path: Path) -> None:
