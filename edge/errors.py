@@ -61,6 +61,10 @@ class DeviceError(EdgeError):
     exit_code = ExitCode.UNAVAILABLE
 
 
+class DeviceLostError(DeviceError):
+    """The GPU has failed, and with it everything on it until the process is restarted."""
+
+
 class SourceError(EdgeError):
     """A stream cannot be opened or has stopped."""
 

@@ -8,6 +8,7 @@ from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from edge.errors import DeviceLostError
 from edge.publish.message import ModelIdentity, UlidSource
 from edge.sources.mailbox import Mailbox, take_turns
 
@@ -121,6 +122,8 @@ class Lane:
         """Count a frame that fails, and go on; a row of them is an error."""
         try:
             yield
+        except DeviceLostError:
+            raise  # not about this frame: no other will fare better
         except Exception as error:  # whatever it is, it is about one frame until it repeats
             self.failed += 1
             self._failed_in_a_row += 1

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from edge.errors import DeviceError
+from edge.errors import DeviceError, DeviceLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -82,14 +82,25 @@ class Cuda:
 
         Raises:
             DeviceError: CUDA failed in the block.
+            DeviceLostError: and will from now on.
         """
         self._context.push()
         try:
             yield
         except self._driver.Error as error:
+            self.check()
             raise DeviceError(f"CUDA failed: {error}") from error
         finally:
             self._driver.Context.pop()
+
+    def check(self) -> None:
+        """Tell what is about one call from what is about all: wait for everything, which a lost context refuses.
+
+        Raises:
+            DeviceLostError: something has failed on the GPU, after which nothing works in this process any more.
+        """
+        with self.current():
+            _wait(self._driver, self._driver.Context)
 
     def free_bytes(self) -> int:
         """Memory of the GPU that nobody has taken; on integrated GPUs it is the CPU's too."""
@@ -99,9 +110,13 @@ class Cuda:
     def buffer(self, nbytes: int, *, mapped: bool | None = None) -> Buffer:
         """Cleared page-locked memory that the GPU has too.
 
+        Mapping saves an integrated GPU both copies. Since Xavier such memory is in the CPU's caches, and the GPU sees
+        what they hold, but never in the GPU's own (CUDA for Tegra, "Memory Management"): a layer that reads its input
+        more than once may lose what the copies cost. Which is faster on Orin has not been measured.
+
         Args:
             nbytes: size.
-            mapped: the GPU works in the host's memory itself; None is for integrated GPUs, where that saves the copy.
+            mapped: the GPU works in the host's memory itself; None: it does if it is integrated.
 
         Raises:
             DeviceError: out of memory.
@@ -193,7 +208,7 @@ class Event:
         """Wait for it, without holding Python's lock.
 
         Raises:
-            DeviceError: something before it has failed on the GPU, after which nothing works in this process any more.
+            DeviceLostError: something before it has failed on the GPU.
         """
         _wait(self._driver, self.raw)
 
@@ -268,7 +283,7 @@ def _wait(driver: Any, what: Any) -> None:
     try:
         what.synchronize()
     except driver.Error as error:
-        raise DeviceError(
+        raise DeviceLostError(
             f"the GPU failed: {error}; CUDA's context is lost with it, so this process must be restarted"
         ) from error
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from edge import config
+from edge.errors import DeviceLostError
 from edge.lane import Lane
 from edge.types import Frame, Latency, Result
 
@@ -54,7 +55,12 @@ def frame(index: int) -> Frame:
 
 
 def served(
-    depth: int, feed: dict[str, int | None], *, fail: str = "", stop_at: str = ""
+    depth: int,
+    feed: dict[str, int | None],
+    *,
+    fail: str = "",
+    error: type[Exception] = RuntimeError,
+    stop_at: str = "",
 ) -> tuple[list[str], list[int]]:
     """Serve frame 0; at a step, put the frame that ``feed`` names, or close (None). Steps, and frames delivered."""
     lane, stop = Lane(MODEL), threading.Event()
@@ -67,7 +73,7 @@ def served(
         if step == stop_at:
             stop.set()
         if step == fail:
-            raise RuntimeError(step)
+            raise error(step)
 
     recorder = Recorder(depth, on)
 
@@ -111,3 +117,9 @@ def test_a_frame_that_fails_costs_no_other(step: str) -> None:
     _, delivered = served(2, {"begin 0": 1, "finish 0": 2, "finish 2": None}, fail=step)
 
     assert delivered == [0, 2]
+
+
+@pytest.mark.parametrize("step", ["begin 1", "finish 1"])
+def test_a_lost_gpu_is_no_bad_frame(step: str) -> None:
+    with pytest.raises(DeviceLostError, match=step):
+        served(2, {"begin 0": 1, "finish 0": 2, "finish 2": None}, fail=step, error=DeviceLostError)

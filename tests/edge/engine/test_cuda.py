@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from edge.engine.cuda import Cuda
-from edge.errors import DeviceError
+from edge.errors import DeviceError, DeviceLostError
 
 
 @pytest.fixture(params=[True, False], ids=["integrated", "discrete"])
@@ -196,15 +196,31 @@ def test_a_failure_on_the_gpu_asks_for_a_restart(driver: ModuleType) -> None:
         with cuda.current():
             driver._standin_enqueue(stream.handle, fail)
             event.record(stream)
-            with pytest.raises(DeviceError, match=r"the GPU failed: .*illegal memory access.*must be restarted"):
+            with pytest.raises(DeviceLostError, match=r"the GPU failed: .*illegal memory access.*must be restarted"):
                 event.synchronize()
 
     assert driver._standin_live() == 0
 
 
+def test_any_call_that_fails_after_the_gpu_has_asks_for_a_restart(driver: ModuleType) -> None:
+    def fail() -> None:
+        raise driver.LogicError("an illegal memory access was encountered")
+
+    with Cuda() as cuda:
+        stream = cuda.stream()
+        with cuda.current():
+            driver._standin_enqueue(stream.handle, fail)
+        with pytest.raises(DeviceLostError, match=r"the GPU failed: .*illegal memory access"), cuda.current():
+            driver.memcpy_dtoh(np.empty(1, np.uint8), 1)
+
+
 def test_other_errors_of_cuda_become_ours(driver: ModuleType) -> None:
-    with Cuda() as cuda, pytest.raises(DeviceError, match="CUDA failed: cuMemcpyDtoH"), cuda.current():
-        driver.memcpy_dtoh(np.empty(1, np.uint8), 1)
+    with Cuda() as cuda:
+        cuda.stream()
+        with pytest.raises(DeviceError, match="CUDA failed: cuMemcpyDtoH") as raised, cuda.current():
+            driver.memcpy_dtoh(np.empty(1, np.uint8), 1)
+
+    assert not isinstance(raised.value, DeviceLostError)
 
 
 def test_a_missing_gpu_is_told(driver: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
