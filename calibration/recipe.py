@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from edge import config, manifest
 
 __all__ = ["Decision", "Fallback", "Pools", "Precision", "Quantization", "Recipe", "Step", "TensorIo", "decide"]
-__all__ += ["REVISION", "has_dla", "pools", "trtexec"]
+__all__ += ["REVISION", "has_dla", "pools", "trtexec", "why_no_dla"]
 
 Precision: TypeAlias = Literal["int8", "fp16", "fp32"]
 Quantization: TypeAlias = Literal["none", "cache", "ranges", "calibrator", "qdq"]
@@ -170,7 +170,14 @@ def decide(section: config.Engine, device: manifest.Device, step: Step | None = 
 
 def has_dla(device: manifest.Device) -> bool:
     """Whether the device has a DLA that its TensorRT can use."""
-    return device.dla_cores > 0 and not DLA_ENDS <= version(device.tensorrt) < DLA_RETURNS
+    return why_no_dla(device) is None
+
+
+def why_no_dla(device: manifest.Device) -> str | None:
+    """What a device lacks for ``has_dla``; None where it lacks nothing."""
+    if DLA_ENDS <= version(device.tensorrt) < DLA_RETURNS:
+        return f"TensorRT {device.tensorrt} has none (10.7 was the last, 11.4.1 brings it back)"
+    return None if device.dla_cores else f"{device.name} has none (AGX Orin and Orin NX have; Orin Nano has not)"
 
 
 def pools(section: config.Engine, device: manifest.Device, *, on_dla: bool, free_bytes: int) -> Pools:
@@ -242,7 +249,8 @@ def _dla(section: config.Engine, device: manifest.Device, key: str) -> tuple[int
     dla = section.dla
     if dla is None:
         return None, f"GPU: {key}.dla is not set", ()
-    if has_dla(device):
+    why = why_no_dla(device)
+    if why is None:
         if dla.core >= device.dla_cores:
             allowed = ", ".join(map(str, range(device.dla_cores)))
             raise DeviceError(
@@ -253,11 +261,6 @@ def _dla(section: config.Engine, device: manifest.Device, key: str) -> tuple[int
             "layers that it cannot run on the GPU" if dla.gpu_fallback else "a layer that it cannot run is an error"
         )
         return dla.core, f"DLA core {dla.core}, {beside}: {key}.dla", ()
-    why = (
-        f"TensorRT {device.tensorrt} has none (10.7 was the last, 11.4.1 brings it back)"
-        if DLA_ENDS <= version(device.tensorrt) < DLA_RETURNS
-        else (f"{device.name} has none (AGX Orin and Orin NX have; Orin Nano has not)")
-    )
     if dla.if_missing == "error":
         raise DeviceError(f"{key}.dla is set, but {why}; leave it out, or set {key}.dla.if_missing to gpu")
     return None, f"GPU: {key}.dla.if_missing", (f"{key}.dla is set, but {why}: building for the GPU",)
