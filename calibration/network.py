@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from edge.engine.formats import DTYPES, LAYOUTS
 from edge.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
@@ -20,23 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Asked", "Coverage", "asked", "coverage", "keep_float", "set_io", "set_ranges"]
 
-_DTYPES = {"fp32": "FLOAT", "fp16": "HALF", "int8": "INT8"}
-_PRECISIONS = {name: precision for precision, name in _DTYPES.items()}
+_PRECISIONS = {member: name for name, member in DTYPES.items()}
 _ACTIVATIONS = ("FLOAT", "HALF", "INT8")
 """Types of tensors whose precision is TensorRT's to choose; INT8 is that of inputs and outputs asked for so."""
-
-LAYOUTS = {
-    "chw": "LINEAR",
-    "chw2": "CHW2",
-    "chw4": "CHW4",
-    "chw16": "CHW16",
-    "chw32": "CHW32",
-    "hwc": "HWC",
-    "hwc8": "HWC8",
-    "dla_linear": "DLA_LINEAR",
-    "dla_hwc4": "DLA_HWC4",
-}
-"""Our name (trtexec's) -> member of TensorFormat."""
 
 
 class Asked(Struct, frozen=True):
@@ -66,13 +53,15 @@ def set_io(trt: ModuleType, network: Any, recipe: Recipe) -> None:
     """Give the network's inputs and outputs their types and layouts.
 
     Raises:
-        ModelError: one is missing, or its shape is not fixed or another.
+        ModelError: one is missing, its shape is not fixed or another, or TensorRT refuses its range.
     """
     inputs = {tensor.name: tensor for tensor in map(network.get_input, range(network.num_inputs))}
     outputs = {tensor.name: tensor for tensor in map(network.get_output, range(network.num_outputs))}
     for kind, wanted, found in (("input", recipe.inputs, inputs), ("output", recipe.outputs, outputs)):
         for name, tensor in found.items():
             _require_fixed(recipe.model, kind, name, tuple(tensor.shape))
+            # By default all formats are allowed (NvInfer.h), and whichever is fastest is taken.
+            tensor.allowed_formats = 1 << int(trt.TensorFormat.LINEAR)
         for io in wanted:
             if io.name not in found:
                 raise ModelError(f"{recipe.model}: has no {kind} '{io.name}'; it has: {', '.join(found)}")
@@ -92,9 +81,12 @@ def _set_one(trt: ModuleType, tensor: Any, io: TensorIo, recipe: Recipe, kind: s
         raise ModelError(f"{recipe.model}: {kind} '{io.name}' is {list(tensor.shape)}; expected {list(io.shape)}")
     # In strongly typed networks the types are the model's own; integer tensors keep theirs everywhere.
     if not recipe.strongly_typed and _is_activation(tensor):
-        tensor.dtype = getattr(trt.DataType, _DTYPES[io.dtype])
-    if io.layout != "chw":  # the default; asking for it by name changes nothing
-        tensor.allowed_formats = 1 << int(getattr(trt.TensorFormat, LAYOUTS[io.layout]))
+        tensor.dtype = getattr(trt.DataType, DTYPES[io.dtype])
+        if io.dtype == "int8":
+            assert io.scale is not None, "of an INT8 one"
+            # Needed beside a cache and a calibrator as well (trtexec's setTensorScalesFromCalibration).
+            _set_range(tensor, 127 * io.scale)
+    tensor.allowed_formats = 1 << int(getattr(trt.TensorFormat, LAYOUTS[io.layout]))
 
 
 def keep_float(trt: ModuleType, network: Any, config: Any, recipe: Recipe) -> tuple[str, ...]:
@@ -108,10 +100,11 @@ def keep_float(trt: ModuleType, network: Any, config: Any, recipe: Recipe) -> tu
     """
     producers = {tensor.name: layer for layer in _layers(network) for tensor in _outputs(layer)}
     for name, precision in recipe.float_layers.items():
-        if name not in producers:
+        # A type that is set on a constant is lost when it is fused (NVIDIA/TensorRT issue 3224).
+        if name not in producers or producers[name].type.name == "CONSTANT":
             continue
         for layer in _made_of(producers[name], producers):
-            _keep_one(layer, getattr(trt.DataType, _DTYPES[precision]))
+            _keep_one(layer, getattr(trt.DataType, DTYPES[precision]))
             if recipe.dla_core is not None and precision == "fp32":
                 _require_fallback(layer, recipe)
                 config.set_device_type(layer, trt.DeviceType.GPU)
@@ -159,9 +152,13 @@ def set_ranges(network: Any, ranges: Mapping[str, float]) -> None:
         ModelError: TensorRT refuses one.
     """
     for tensor in _tensors(network):
-        amax = ranges.get(tensor.name)
-        if amax is not None and not tensor.set_dynamic_range(-amax, amax):
-            raise ModelError(f"TensorRT refuses the range {amax:.6g} for tensor '{tensor.name}'")
+        if tensor.name in ranges:
+            _set_range(tensor, ranges[tensor.name])
+
+
+def _set_range(tensor: Any, amax: float) -> None:
+    if not tensor.set_dynamic_range(-amax, amax):
+        raise ModelError(f"TensorRT refuses the range {amax:.6g} for tensor '{tensor.name}'")
 
 
 def coverage(network: Any, known: Collection[str]) -> Coverage:
@@ -193,7 +190,7 @@ def _asked(layer: Any, config: Any, recipe: Recipe) -> Asked:
     outputs = _outputs(layer)
     dtype = outputs[0].dtype.name if outputs else "none"
     precision = _PRECISIONS.get(dtype, dtype.lower())
-    if not recipe.strongly_typed and dtype in _ACTIVATIONS:
+    if not recipe.strongly_typed and dtype in _ACTIVATIONS and layer.type.name != "CONSTANT":
         precision = _PRECISIONS[layer.precision.name] if layer.precision_is_set else recipe.precision
     dla = None if recipe.dla_core is None else bool(config.can_run_on_DLA(layer))
     return Asked(layer.name, layer.type.name, outputs[0].name if outputs else "", dla, precision)

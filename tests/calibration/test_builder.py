@@ -421,6 +421,7 @@ def test_inputs_and_outputs_get_their_types_and_layouts(watched, make_recipe, bu
         dla_core=0,
         inputs=(TensorIo(name="images", shape=(1, 3, 8, 8), dtype="int8", layout="dla_hwc4", scale=0.05),),
         outputs=(TensorIo(name="out", shape=(1, 8, 8, 8), dtype="fp16", layout="chw16"),),
+        scales={"images": 0.06, "out": 0.05},
     )
 
     build(made)
@@ -429,7 +430,36 @@ def test_inputs_and_outputs_get_their_types_and_layouts(watched, make_recipe, bu
     assert (source.dtype, result.dtype) == (trt.DataType.INT8, trt.DataType.HALF)
     assert source.allowed_formats == 1 << int(trt.TensorFormat.DLA_HWC4)
     assert result.allowed_formats == 1 << int(trt.TensorFormat.CHW16)
+    assert source.dynamic_range == pytest.approx((-127 * 0.05, 127 * 0.05)), "the recipe's, beside the cache"
+    assert result.dynamic_range is None
     assert asked_of(made)["out"]["precision"] == "int8", "the output's own type is not the layer's precision"
+
+
+@pytest.mark.parametrize("quantization", ["none", "cache"])
+def test_inputs_and_outputs_that_nothing_is_said_of_are_linear(watched, make_recipe, build, build_model, quantization):
+    """By default all formats are allowed; not every output is in the recipe."""
+    trt, seen = watched()
+    nodes = [
+        helper.make_node("Relu", ["images"], ["out"], name="relu"),
+        helper.make_node("Sigmoid", ["out"], ["other"], name="sigmoid"),
+    ]
+    model = build_model(nodes, {}, outputs=("out", "other"))
+    output = TensorIo(name="out", shape=(1, 3, 8, 8), dtype="fp32" if quantization == "none" else "fp16", layout="chw")
+    io = {"inputs": (msgspec.structs.replace(make_recipe().inputs[0], dtype=output.dtype),), "outputs": (output,)}
+
+    build(make_recipe(model=model, quantization=quantization, **io))
+
+    network, linear = seen["network"], 1 << int(trt.TensorFormat.LINEAR)
+    assert [network.get_output(index).allowed_formats for index in range(2)] == [linear, linear]
+    assert network.get_input(0).allowed_formats == linear
+
+
+def test_a_range_that_tensorrt_refuses_is_named(standin, make_recipe, build, monkeypatch):
+    trt = standin("10.3.0")
+    monkeypatch.setattr(trt.ITensor, "set_dynamic_range", lambda *_: False)
+
+    with pytest.raises(ModelError, match=r"refuses the range 6\.35 for tensor 'images'"):
+        build(make_recipe(quantization="ranges"))
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,18 @@ def test_a_layer_of_integers_has_no_precision(trt, make_recipe):
     assert layer.output_types == {}
 
 
+def test_a_constant_has_no_precision(trt, make_recipe):
+    layer = Layer("CONSTANT", [], Tensor("scale"))
+    made = make_recipe(quantization="ranges", float_layers={"scale": "fp32"})
+
+    unmatched = network.keep_float(trt, Network([], [layer]), None, made)
+
+    assert unmatched == ()
+    assert layer.precision is None
+    assert layer.output_types == {}
+    assert network.asked(Network([], [layer]), None, made)[0].precision == "fp32", "as it is, not the engine's INT8"
+
+
 def test_what_comes_of_constants_alone_needs_no_range():
     scale, reshaped, images, product, shape = (
         Tensor("scale"),

@@ -329,15 +329,16 @@ class _Build:
         """What plans keep of each input and output."""
         found = []
         for tensor in [*self.network._ins, *self.network._outs]:
-            dtype, form = tensor._dtype.name, _format(tensor._allowed_formats)
+            dtype = tensor._dtype.name
+            form = _format(tensor._allowed_formats, dtype, len(tensor._shape))
             kinds = layouts.TYPES.get(form)
             if form not in layouts.TYPES or (kinds is not None and dtype not in kinds):
                 raise _Stop(_error(4, f"API Usage Error (tensor {tensor._name}: {form} does not hold {dtype})"))
             if form != "LINEAR" and len(tensor._shape) != 4:
                 raise _Stop(_error(4, f"API Usage Error (tensor {tensor._name}: {form} needs 4 dimensions)"))
             logical = plans.logical_type(self.network, tensor)
-            if dtype == "INT8" and logical != np.int8 and tensor._name not in self.scales:
-                raise _Stop(_error(4, f"API Usage Error (INT8 tensor {tensor._name} has no scale)"))
+            if dtype == "INT8" and logical != np.int8 and tensor._range is None:  # whatever the calibrator knows
+                raise _Stop(_error(4, f"API Usage Error (INT8 tensor {tensor._name} has no dynamic range)"))
             found.append(
                 {
                     "name": tensor._name,
@@ -353,9 +354,11 @@ class _Build:
         return found
 
 
-def _format(mask: int) -> str:
-    formats = EXPORTS["TensorFormat"].__members__
-    return next((name for name, member in formats.items() if mask >> int(member) & 1), "none")
+def _format(mask: int, dtype: str, rank: int) -> str:
+    """Of the formats allowed the one for vectors, if there is a choice: the fastest, as TensorRT would take it."""
+    allowed = [name for name, member in EXPORTS["TensorFormat"].__members__.items() if mask >> int(member) & 1]
+    fastest = {"HALF": "HWC8", "INT8": "CHW32"}.get(dtype)
+    return fastest if rank == 4 and len(allowed) > 1 and fastest in allowed else next(iter(allowed), "none")
 
 
 def _error(code: int, text: str, place: str = "builder.cpp::buildSerializedNetwork::1") -> str:

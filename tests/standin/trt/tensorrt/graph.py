@@ -49,6 +49,7 @@ _TYPES = {onnx.TensorProto.FLOAT: "FLOAT", onnx.TensorProto.FLOAT16: "HALF", onn
 _TYPES |= {onnx.TensorProto.INT32: "INT32", onnx.TensorProto.BOOL: "BOOL", onnx.TensorProto.UINT8: "UINT8"}
 _TYPES |= {onnx.TensorProto.BFLOAT16: "BF16", onnx.TensorProto.DOUBLE: "FLOAT"}
 _TYPES |= {onnx.TensorProto.INT64: "INT64" if NUMBERS >= (10,) else "INT32"}  # 8.x has no INT64
+_ALL_FORMATS = sum(1 << int(member) for member in EXPORTS["TensorFormat"].__members__.values())
 
 
 def faults() -> list[str]:
@@ -339,7 +340,7 @@ def _tensor(network: INetworkDefinition, value: onnx.ValueInfoProto, *, source: 
         onnx_name=value.name,
         shape=Dims(dims),
         dtype=DataType.__members__[_TYPES.get(kind.elem_type, "FLOAT")],
-        allowed_formats=1,
+        allowed_formats=_ALL_FORMATS,
         range=None,
         input=source,
         output=output,
