@@ -19,6 +19,23 @@ def test_out_of_memory_is_told_from_what_follows_it():
     assert diagnose(errors, []).kind == "memory"
 
 
+OUT_OF_MEMORY = "[virtualMemoryBuffer.cpp::resizePhysical::144] Error Code 2: OutOfMemory (no further information)"
+SKIPPED = "Skipping tactic 3 due to insufficient memory on requested size of 1026048 detected for tactic 0x4."
+
+
+def test_to_run_out_of_memory_early_is_not_why_a_build_fails():
+    # NVIDIA/TensorRT issue 2643: both lines, again and again, of a build that succeeds
+    later = ["Error Code 2: Internal Error (a)", "Error Code 2: Internal Error (b)", "Error Code 2: Internal Error (c)"]
+
+    assert diagnose([OUT_OF_MEMORY, OUT_OF_MEMORY, *later], [SKIPPED, SKIPPED]) == Failed("build", later[-1])
+
+
+def test_that_the_dla_refuses_a_layer_comes_before_a_want_of_memory():
+    refusal = "Default DLA is enabled but layer fc is not supported on DLA and falling back to GPU is not enabled."
+
+    assert diagnose([OUT_OF_MEMORY, refusal], [SKIPPED]).nodes == ("fc",)
+
+
 def test_no_implementation_is_a_want_of_memory_where_tactics_were_skipped_for_it():
     # mmdeploy issue 1059, on a Jetson NX; the spelling is TensorRT's
     warnings = ["Skipping tactic 8 due to insuficient memory on requested size of 4364 detected for tactic 60."]
