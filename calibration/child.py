@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from calibration.events import Event
     from calibration.recipe import Recipe
 
-__all__ = ["run"]
+__all__ = ["command", "run"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,19 @@ RECIPE = "recipe.json"
 GRACE_S = 10.0
 """From asking the child to stop to killing it: TensorRT looks only between two steps, of seconds at most."""
 
+# As ``python -m`` does it, less the current folder, which is first on sys.path there: a tensorrt.py or a calibration/
+# that lies in it would be run. Python 3.10 has no -P, and -I would ignore PYTHONPATH.
+_START = (
+    "import sys; sys.path[:] = filter(None, sys.path); import runpy;"
+    " runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
+
 _MORE_MEMORY = "lower engine.workspace_mb, stop other programs, or add swap"
+
+
+def command(module: str, *args: str) -> list[str]:
+    """The command that runs one of our modules as a program, whatever lies in the current folder."""
+    return [sys.executable, "-c", _START, module, *args]
 
 
 def run(recipe: Recipe, *, on_event: Callable[[Event], None]) -> Done:
@@ -58,9 +70,13 @@ def run(recipe: Recipe, *, on_event: Callable[[Event], None]) -> Done:
     path, log_path = out / RECIPE, out / events.LOG
     path.write_bytes(msgspec.json.format(msgspec.json.encode(recipe), indent=1))
     free = available_bytes()
-    command = [sys.executable, "-m", "calibration.builder", str(path)]
     with log_path.open("wb") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)  # noqa: S603
+        process = subprocess.Popen(  # noqa: S603 - ourselves
+            command("calibration.builder", str(path)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+        )
     try:
         assert process.stdout is not None, "it is a pipe"
         with process.stdout:
@@ -82,6 +98,8 @@ def _follow(stdout: IO[bytes], on_event: Callable[[Event], None]) -> tuple[Done 
     outcome: Done | Failed | None = None
     phases = ["setting up"]
     for line in stdout:
+        if not line.endswith(b"\n"):  # a child that was killed has not ended it
+            break
         event = events.decode(line)
         if isinstance(event, Phase):
             phases.append(event.name)

@@ -101,6 +101,29 @@ def test_a_killed_builder_is_taken_for_a_want_of_memory(standin, make_recipe):
         run(make_recipe())
 
 
+def test_a_builder_may_be_killed_in_the_middle_of_a_line(make_recipe, monkeypatch, tmp_path):
+    (tmp_path / "dies.py").write_text(
+        'import os\nos.write(1, b\'{"type":"phase","name":"parsing"}\\n{"type":"st\')\nos.kill(os.getpid(), 9)\n'
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(child, "command", lambda _, path, start=child.command: start("dies", path))
+
+    with pytest.raises(DeviceError, match=r"was killed while parsing \(signal 9\)"):
+        run(make_recipe())
+
+
+def test_nothing_in_the_current_folder_is_run(standin, make_recipe, monkeypatch, tmp_path):
+    standin("10.3.0")
+    for name in ("tensorrt", "runpy", "msgspec", "signal"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('this is not ours')")
+    (tmp_path / "calibration").mkdir()
+    (tmp_path / "calibration" / "__init__.py").write_text("raise SystemExit('this is not ours')")
+    made = make_recipe()
+    monkeypatch.chdir(tmp_path)
+
+    assert run(made).simulated
+
+
 def test_a_builder_that_crashes_is_told_with_its_last_words(standin, make_recipe):
     standin("10.3.0", faults=["crash"])
 
