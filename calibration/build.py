@@ -107,12 +107,7 @@ def needed(model: config.Model, device: manifest.Device) -> list[str]:
         return [str(error)]
     if there is None:
         return [f"{folder} holds no engine"]
-    then = there.device
-    pairs = [(name, getattr(then, name), getattr(device, name)) for name in ("tensorrt", "compute_capability")]
-    pairs += [("integrated", then.integrated, device.integrated)]
-    found = [f"{name} was {before} and is {now}" for name, before, now in pairs if before != now]
-    if there.dla_core is not None and not device.dla_cores:
-        found.append("it was built for the DLA, and there is none")
+    found = manifest.device_differences(there, device)
     plan = folder / manifest.PLAN
     if not plan.is_file() or manifest.sha256_of(plan) != there.files.get(manifest.PLAN):
         found.append(f"{plan} is missing or was changed after it was written")

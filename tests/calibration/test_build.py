@@ -19,6 +19,7 @@ import yaml
 
 from calibration import build, images
 from calibration.calibrate import calibrate
+from calibration.events import LOG
 from calibration.recipe import Step
 from edge import config, manifest
 from edge.engine import open_engine
@@ -46,6 +47,22 @@ classifier (float[1,3,16,16] images, {", ".join(f"float{list(shape)} {name}" for
     flat = Flatten (head)
     out = Softmax (flat)
 }}"""
+
+
+DOCUMENT = {
+    "version": 1,
+    "models": [
+        {
+            "name": "m",
+            "path": "model.onnx",
+            "artifacts": "artifacts",
+            "task": {"type": "classification"},
+            "input": {"resize": "stretch"},
+            "calibration": {"images": "pictures", "method": "max"},
+        }
+    ],
+}
+"""The deployment of ``deployed``, as a file's content."""
 
 
 def classifier() -> ir.Model:
@@ -109,7 +126,7 @@ def left_in(folder: Path) -> set[str]:
     return {path.name for path in (folder / "artifacts").iterdir()}
 
 
-ENGINE_FILES = {manifest.PLAN, manifest.ENGINE_MANIFEST, manifest.PLACEMENT, manifest.TIMING_CACHE, build.BUILDER_LOG}
+ENGINE_FILES = {manifest.PLAN, manifest.ENGINE_MANIFEST, manifest.PLACEMENT, manifest.TIMING_CACHE, LOG}
 
 
 @pytest.mark.parametrize("version", ["8.5.2", "10.3.0", "10.16.1", "11.4.0"])
@@ -219,6 +236,55 @@ def test_where_nothing_keeps_the_limits_the_engine_in_use_stays(standin: Use, si
     assert (site / "artifacts" / manifest.ENGINE_MANIFEST).read_bytes() == before
 
 
+def test_what_cannot_be_built_gives_way_as_well(standin: Use, site: Path) -> None:
+    standin(faults=["build-fails"])
+
+    with pytest.raises(ModelError, match="no implementation"):
+        built(site)
+
+    assert (site / "artifacts" / LOG).is_file()
+
+
+def test_an_engine_that_does_not_run_is_not_installed(standin: Use, site: Path) -> None:
+    standin(faults=["execute-fails"])
+
+    with pytest.raises((ModelError, DeviceError), match=r"engine\.plan"):
+        built(site)
+
+    assert not (site / "artifacts" / manifest.PLAN).exists()
+    assert (site / "artifacts" / manifest.TIMING_CACHE).is_file(), "what was timed is of use to the next build"
+
+
+def test_a_build_of_which_nothing_could_be_installed_is_remembered_until_something_changes(
+    standin: Use, site: Path
+) -> None:
+    standin(faults=["nan"])
+    built(site)
+
+    refused = build.refused_before(deployed(site), probe())
+    assert refused is not None
+    assert list(refused.reasons) == [
+        "int8",
+        "int8, normalisations in fp32",
+        "fp16, normalisations in fp32",
+        "fp32",
+    ]
+    assert build.refused_before(deployed(site, precision="fp16"), probe()) is None
+    standin()
+    built(site)
+    assert build.refused_before(deployed(site), probe()) is None
+
+
+def test_an_engine_leaves_nothing_of_the_one_before_it(standin: Use, site: Path) -> None:
+    standin("8.5.2")
+    built(site, quantization="cache")
+    assert manifest.ENGINE_CACHE in left_in(site)
+
+    built(site, quantization="qdq")
+
+    assert manifest.ENGINE_CACHE not in left_in(site)
+
+
 def test_force_installs_what_was_asked_for(standin: Use, site: Path) -> None:
     standin(faults=["wrong-int8"])
 
@@ -252,14 +318,14 @@ def test_a_build_that_fails_leaves_the_engine_in_use_and_the_log(
 ) -> None:
     standin()
     built(site)
-    before = {name: (site / "artifacts" / name).read_bytes() for name in ENGINE_FILES - {build.BUILDER_LOG}}
+    before = {name: (site / "artifacts" / name).read_bytes() for name in ENGINE_FILES - {LOG}}
     standin(faults=[fault])
 
     with pytest.raises(kind, match=r"memory|crashed|/body/Conv"):
         built(site)
 
     assert {name: (site / "artifacts" / name).read_bytes() for name in before} == before
-    assert left_in(site) - ENGINE_FILES == left_in(site) - before.keys() - {build.BUILDER_LOG}
+    assert left_in(site) - ENGINE_FILES == left_in(site) - before.keys() - {LOG}
     assert not list((site / "artifacts").glob(".building-*"))
 
 
@@ -276,12 +342,76 @@ def test_an_engine_is_up_to_date_until_something_changes(standin: Use, site: Pat
 
     assert needed(site) == ["the model, its calibration or the deployment has changed"]
     standin("8.5.2")
-    assert needed(site, dla={})[0] == "tensorrt was 10.3.0 and is 8.5.2"
+    assert needed(site, dla={})[0] == "TensorRT was 10.3.0 and is 8.5.2"
     standin(compute="7.2")
-    assert needed(site, dla={})[0] == "compute_capability was 8.7 and is 7.2"
+    assert needed(site, dla={})[0] == "compute capability was 8.7 and is 7.2"
     standin()
     (site / "artifacts" / manifest.PLAN).write_bytes(b"other")
     assert "was changed after it was written" in needed(site, dla={})[0]
+
+
+def test_a_damaged_manifest_is_a_reason_to_build(standin: Use, site: Path) -> None:
+    standin()
+    built(site)
+    (site / "artifacts" / manifest.ENGINE_MANIFEST).write_text("{")
+
+    assert "is not an engine manifest" in needed(site)[0]
+
+
+def test_other_pictures_are_a_reason_to_build_where_tensorrt_calibrates(standin: Use, site: Path) -> None:
+    standin()
+    (site / "d.yaml").write_text(yaml.safe_dump(DOCUMENT))
+    built(site, quantization="calibrator")
+    assert needed(site, quantization="calibrator") == []
+
+    (site / "pictures" / "0.png").unlink()
+
+    assert needed(site, quantization="calibrator") == ["the model, its calibration or the deployment has changed"]
+
+
+def test_what_has_changed_since_the_build_is_told_when_the_engine_runs(
+    standin: Use, site: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    standin()
+    built(site)
+
+    with open_pipeline(deployed(site, precision="fp16")) as pipeline:
+        assert pipeline.precision == "int8"
+
+    assert "models.m: engine.precision has changed since the engine" in caplog.text
+
+
+@pytest.mark.parametrize(("version", "precision"), [("10.3.0", "fp16"), ("11.4.0", "fp32"), ("11.4.0", "int8")])
+def test_a_batch_that_the_model_leaves_open_is_fixed(standin: Use, site: Path, version: str, precision: str) -> None:
+    model = ir.load(site / "model.onnx")
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        assert value.shape is not None
+        value.shape = ir.Shape(["batch", *value.shape.numpy()[1:]])
+    ir.save(model, site / "model.onnx")
+    calibrate(deployed(site), pictures_of(site), deployed(site).artifacts_dir)
+    standin(version)
+
+    done = built(site, precision=precision)
+
+    assert done.manifest is not None
+    assert done.manifest.shapes["images"] == (1, 3, 16, 16)
+
+
+def test_a_rule_for_layers_does_not_mean_constants(standin: Use, site: Path) -> None:
+    model = ir.load(site / "model.onnx")
+    node = ir.node("Constant", [], {"value": ir.tensor(np.ones(1, np.float32))}, name="/head/Constant")
+    node.outputs[0].name = "one"
+    flat = next(node for node in model.graph if node.op_type == "Flatten")
+    scaled = ir.node("Mul", [flat.inputs[0], node.outputs[0]], name="/head/Mul")
+    scaled.outputs[0].name = "scaled"
+    flat.replace_input_with(0, scaled.outputs[0])
+    model.graph.insert_before(flat, [node, scaled])
+    ir.save(model, site / "model.onnx")
+    standin("11.4.0")
+
+    done = built(site, precision="fp16", fp32=[{"name": "/head/*"}])
+
+    assert done.manifest is not None
 
 
 def test_an_engine_of_another_device_is_refused_with_what_differs(standin: Use, site: Path) -> None:
@@ -289,7 +419,7 @@ def test_an_engine_of_another_device_is_refused_with_what_differs(standin: Use, 
     built(site)
     standin("10.16.1")
 
-    with pytest.raises(DeviceError, match=r"TensorRT 10.3.0.*10.16.1.*edge-calibrate build"):
+    with pytest.raises(DeviceError, match=r"TensorRT was 10\.3\.0 and is 10\.16\.1; run edge-calibrate build"):
         open_pipeline(deployed(site)).__enter__()
 
 
@@ -338,21 +468,8 @@ def test_a_model_with_qdq_of_its_own_cannot_take_a_cache(standin: Use, site: Pat
 @pytest.fixture
 def deployment(site: Path) -> Path:
     """The same deployment as a file."""
-    document = {
-        "version": 1,
-        "models": [
-            {
-                "name": "m",
-                "path": "model.onnx",
-                "artifacts": "artifacts",
-                "task": {"type": "classification"},
-                "input": {"resize": "stretch"},
-                "calibration": {"images": "pictures", "method": "max"},
-            }
-        ],
-    }
     path = site / "line3.yaml"
-    path.write_text(yaml.safe_dump(document))
+    path.write_text(yaml.safe_dump(DOCUMENT))
     return path
 
 
