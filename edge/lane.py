@@ -79,7 +79,7 @@ class Lane:
         stop: threading.Event,
     ) -> None:
         """Load the model, warm it up, then process frames until there are no more."""
-        # Opened on the thread that uses it: a CUDA context belongs to its thread.
+        # Opened on the thread that uses it, so that the lanes load their models side by side.
         with open_model(self.model) as pipeline:
             pipeline.warm_up()
             logger.info("model %s", pipeline.description)

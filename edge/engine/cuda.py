@@ -112,7 +112,7 @@ class Cuda:
 
         Mapping saves an integrated GPU both copies. Since Xavier such memory is in the CPU's caches, and the GPU sees
         what they hold, but never in the GPU's own (CUDA for Tegra, "Memory Management"): a layer that reads its input
-        more than once may lose what the copies cost. Which is faster on Orin has not been measured.
+        more than once may lose more than the copies take. Which is faster on Orin has not been measured.
 
         Args:
             nbytes: size.

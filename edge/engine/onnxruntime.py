@@ -1,7 +1,6 @@
 """Engines on onnxruntime: the CPU everywhere, CUDA and TensorRT where its providers are installed.
 
-Inputs and outputs are arrays on the CPU with every provider; onnxruntime copies them to and from a GPU. To avoid that,
-build a TensorRT engine.
+Inputs and outputs are arrays on the CPU with every provider; onnxruntime copies them to and from a GPU.
 """
 
 from __future__ import annotations
