@@ -1,9 +1,9 @@
 """Engines that TensorRT built: a plan on the GPU or the DLA of the device that it was built for.
 
-Copies and computation of successive frames overlap: each of a few slots has page-locked buffers, allocated once. All
-slots share one execution context: TensorRT reads tensor addresses when a frame is enqueued, one stream keeps the frames
-in order, and a second context would cost its scratch memory again and, on the DLA, some of the 16 loadables that a core
-holds. CUDA graphs are not used: they do not combine with the DLA.
+Copies, where there are any, and computation of successive frames overlap: each of a few slots has page-locked buffers,
+allocated once. All slots share one execution context: TensorRT reads tensor addresses when a frame is enqueued, one
+stream keeps the frames in order, and a second context would cost its scratch memory again and, on the DLA, some of the
+16 loadables that a core holds. CUDA graphs are not used: they do not combine with the DLA (NVIDIA/TensorRT#3524).
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ _REASONS: tuple[tuple[str, str, type[DeviceError | ModelError]], ...] = (
     (r"incompatible device", "was built on another GPU", DeviceError),
     (r"[Mm]agic|does not match archive size", "is no TensorRT plan, or damaged", ModelError),
 )
+_OUT_OF_MEMORY = re.compile(r"OutOfMemory|out of memory")
 
 
 def load_tensorrt() -> ModuleType:
@@ -168,7 +169,13 @@ class TensorRtEngine:
     """
 
     def __init__(
-        self, plan: Path, *, dla_core: int | None = None, built: EngineManifest | None = None, slots: int = 2
+        self,
+        plan: Path,
+        *,
+        dla_core: int | None = None,
+        built: EngineManifest | None = None,
+        slots: int = 2,
+        mapped: bool | None = None,
     ) -> None:
         """Load a plan.
 
@@ -177,6 +184,7 @@ class TensorRtEngine:
             dla_core: that a plan for the DLA shall run on.
             built: what the plan was built for; without it, TensorRT's refusal is all that protects from a foreign plan.
             slots: how many frames may be in flight.
+            mapped: see ``Cuda.buffer``.
 
         Raises:
             DeviceError: TensorRT, pycuda, a GPU or the DLA core is missing, memory is short, or the plan was built for
@@ -201,7 +209,12 @@ class TensorRtEngine:
             stack.callback(self._release)
             with self._cuda.current():
                 self._load(trt, dla_core, built)
-                self._allocate(trt, {} if built is None else built.io_scales, slots)
+                self._allocate(
+                    trt,
+                    {} if built is None else built.io_scales,
+                    slots,
+                    mapped=self._cuda.integrated if mapped is None else mapped,
+                )
             self._stack = stack.pop_all()
         where = self._cuda.name if dla_core is None else f"DLA {dla_core}, {self._cuda.name}"
         simulated = " SIMULATED" if getattr(trt, "SIMULATED", False) else ""
@@ -220,9 +233,9 @@ class TensorRtEngine:
             self._runtime.DLA_core = dla_core
         self._engine = self._runtime.deserialize_cuda_engine(self._plan.read_bytes())
         if self._engine is None:
-            raise _refused(self._plan, self._logger.errors)
+            raise _refused(self._plan, self._logger.errors, self._cuda.free_bytes())
 
-    def _allocate(self, trt: ModuleType, scales: dict[str, float], count: int) -> None:
+    def _allocate(self, trt: ModuleType, scales: dict[str, float], count: int, *, mapped: bool) -> None:
         inputs, outputs = _layouts(trt, self._engine, scales, self._plan)
         self.inputs = tuple(layout.spec for layout in inputs)
         self.outputs = tuple(layout.spec for layout in outputs)
@@ -232,15 +245,17 @@ class TensorRtEngine:
                 f"{self._plan}: cannot be made ready to run: {_last(self._logger.errors)};"
                 f" {self._cuda.free_bytes() / 2**20:.0f} MiB of memory are free"
             )
+        for layout in (*inputs, *outputs):
+            _check_strides(self._plan, layout, self._engine, self._context)
         self._compute = self._cuda.stream()
-        # Each direction has a copy engine of its own. Where CPU and GPU share memory there is nothing to copy.
-        self._upload = self._compute if self._cuda.integrated else self._cuda.stream()
-        self._download = self._compute if self._cuda.integrated else self._cuda.stream()
+        # So that copies in each direction run beside the computation. Mapped memory is not copied.
+        self._upload = self._compute if mapped else self._cuda.stream()
+        self._download = self._compute if mapped else self._cuda.stream()
         self._streams = (self._upload, self._compute, self._download)
         self._slots = tuple(
             _Slot(
-                inputs=tuple(self._port(layout, layout.scratch()) for layout in inputs),
-                outputs=tuple(self._port(layout, None) for layout in outputs),
+                inputs=tuple(self._port(layout, layout.scratch(), mapped=mapped) for layout in inputs),
+                outputs=tuple(self._port(layout, None, mapped=mapped) for layout in outputs),
                 uploaded=self._cuda.event(),
                 computed=self._cuda.event(),
                 downloaded=self._cuda.event(),
@@ -248,8 +263,8 @@ class TensorRtEngine:
             for _ in range(count)
         )
 
-    def _port(self, layout: Layout, scratch: NDArray[np.float32] | None) -> _Port:
-        buffer = self._cuda.buffer(layout.nbytes)
+    def _port(self, layout: Layout, scratch: NDArray[np.float32] | None, *, mapped: bool) -> _Port:
+        buffer = self._cuda.buffer(layout.nbytes, mapped=mapped)
         packed = layout.view(buffer.host)
         values = packed if layout.plain else np.empty(layout.shape, layout.spec.dtype)
         return _Port(layout, buffer, packed, values, scratch)
@@ -270,7 +285,8 @@ class TensorRtEngine:
         Outputs are valid until the next call, and never longer than the engine is open.
 
         Raises:
-            DeviceError: the GPU failed.
+            DeviceError: TensorRT refused to run it.
+            DeviceLostError: the GPU failed.
         """
         if self.in_flight:
             raise RuntimeError(f"{self.in_flight} frames are in flight; collect them first")
@@ -318,6 +334,7 @@ class TensorRtEngine:
         ports = (*slot.inputs, *slot.outputs)
         accepted = all(self._context.set_tensor_address(port.layout.name, port.buffer.pointer) for port in ports)
         if not (accepted and self._context.execute_async_v3(self._compute.handle)):
+            self._cuda.check()
             raise DeviceError(f"{self._plan}: TensorRT could not run it: {_last(self._logger.errors)}")
 
     def _release(self) -> None:
@@ -372,6 +389,19 @@ def _layouts(trt: ModuleType, engine: Any, scales: dict[str, float], plan: Path)
     return found
 
 
+def _check_strides(plan: Path, layout: Layout, engine: Any, context: Any) -> None:
+    """Refuse a tensor with other padding than its layout's: the DLA may want longer rows (TensorFormat, kCHW4)."""
+    # NvInferRuntime.h: "in units of elements, not components or bytes"; a scalar has -1 components.
+    element = max(1, engine.get_tensor_components_per_element(layout.name)) * layout.dtype.itemsize
+    found = [element * stride for stride in context.get_tensor_strides(layout.name)]
+    expected = [ours or theirs for ours, theirs in zip(layout.strides, found, strict=True)]
+    if found != expected:
+        raise ModelError(
+            f"{plan}: tensor '{layout.name}' is {layout.layout} with strides of {found} bytes; expected {expected};"
+            " build the engine with another engine.input_format or output_format"
+        )
+
+
 def _device(trt: ModuleType, runtime: Any, cuda: Cuda, root: Path) -> Device:
     return Device(
         name=cuda.name,
@@ -412,17 +442,21 @@ def _check_device(plan: Path, built: EngineManifest, here: Device) -> None:
 def _check_core(core: int, cores: int, version: str) -> None:
     if not cores:
         raise DeviceError(
-            f"DLA core {core} is asked for, but this module has no DLA, or TensorRT {version} cannot use it (10.8 to"
-            " 11.3 cannot)"
+            f"DLA core {core} is asked for, but there is none: the module has no DLA, or its TensorRT, {version}, has"
+            " none (TensorRT 10.8 to 11.4.0 has no DLA)"
         )
     if core >= cores:
         allowed = ", ".join(map(str, range(cores)))
         raise DeviceError(f"DLA core {core} is asked for, but this module has {cores} (allowed: {allowed})")
 
 
-def _refused(plan: Path, errors: Sequence[str]) -> DeviceError | ModelError:
+def _refused(plan: Path, errors: Sequence[str], free_bytes: int) -> DeviceError | ModelError:
     """Why TensorRT gave no engine for a plan."""
     for text in errors:
+        if _OUT_OF_MEMORY.search(text):
+            return DeviceError(
+                f"{plan}: does not fit into memory: {free_bytes / 2**20:.0f} MiB are free ({text.strip()})"
+            )
         for pattern, reason, kind in _REASONS:
             if re.search(pattern, text):
                 return kind(f"{plan}: {reason}; run edge-calibrate build on this device ({text.strip()})")

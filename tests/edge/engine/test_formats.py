@@ -96,6 +96,26 @@ def test_pictures_for_the_dla_have_one_or_four_channels_last(channels: int, dtyp
     assert not found[:, :, 3:].any()
 
 
+@pytest.mark.parametrize(
+    ("shape", "name", "dtype", "strides"),
+    [
+        ((2, 40, 4, 5), "chw", "float32", (3200, 80, 20, 4)),
+        ((2, 40, 4, 5), "chw16", "float16", (1920, 640, 160, 32)),
+        ((2, 16, 4, 5), "chw16", "float16", (640, 0, 160, 32)),
+        ((2, 3, 4, 5), "hwc8", "float16", (320, 0, 80, 16)),
+        ((2, 3, 4, 5), "dla_linear", "int8", (768, 256, 64, 1)),
+        ((2, 3, 4, 5), "dla_hwc4", "float16", (256, 0, 64, 8)),
+        ((3, 1, 1), "dla_linear", "float16", (64, 0, 0)),
+        ((2, 2, 3, 4, 5), "hwc", "float16", (240, 120, 0, 30, 6)),
+        ((), "chw", "float32", ()),
+    ],
+)
+def test_strides_are_those_of_the_memory(
+    shape: tuple[int, ...], name: str, dtype: str, strides: tuple[int, ...]
+) -> None:
+    assert layout(shape, name, dtype, 1.0).strides == strides
+
+
 def test_int8_is_rounded_half_to_even_and_saturated() -> None:
     made = layout((8,), dtype="int8", scale=0.5)
 

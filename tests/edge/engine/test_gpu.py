@@ -6,6 +6,7 @@ TensorRT's stand-in computes on the CPU, from and to the GPU's memory.
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -108,6 +109,55 @@ def test_too_much_memory_is_refused_and_the_rest_stays_usable() -> None:
             cuda.device_buffer(1 << 46)
 
         assert cuda.device_buffer(1024).pointer
+
+
+LOSE_IT = """
+import pycuda.driver
+from edge.engine.cuda import Cuda
+from edge.errors import DeviceLostError
+
+WRITE_TO_NULL = b'''
+.version 7.0
+.target sm_52
+.address_size 64
+.visible .entry fault()
+{
+    .reg .u64 %null;
+    .reg .u32 %value;
+    mov.u64 %null, 0;
+    mov.u32 %value, 1;
+    st.global.u32 [%null], %value;
+    ret;
+}
+'''
+
+
+def wait():
+    pycuda.driver.module_from_buffer(WRITE_TO_NULL).get_function("fault")(block=(1, 1, 1), stream=stream.raw)
+    event.record(stream)
+    event.synchronize()
+
+
+with Cuda() as cuda:
+    stream, event, buffer = cuda.stream(), cuda.event(), cuda.buffer(4, mapped=False)
+    for call in (wait, lambda: buffer.to_device(stream), lambda: cuda.buffer(4), cuda.check):
+        try:
+            with cuda.current():
+                call()
+        except DeviceLostError as error:
+            print(error)
+print("left")
+"""
+
+
+def test_a_lost_context_is_told_by_every_call_and_can_be_left() -> None:
+    """In a process of its own, which can do nothing more with the GPU."""
+    done = subprocess.run([sys.executable, "-c", LOSE_IT], capture_output=True, text=True, timeout=120, check=False)
+
+    *told, left = done.stdout.splitlines()
+    assert len(told) == 4, done.stdout + done.stderr
+    assert all("an illegal memory access" in text and "must be restarted" in text for text in told)
+    assert (left, done.returncode) == ("left", 0), done.stderr
 
 
 def test_opening_and_closing_costs_no_memory_whichever_thread_closes() -> None:

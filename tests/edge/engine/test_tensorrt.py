@@ -24,7 +24,7 @@ from onnx import TensorProto, helper
 from edge import config
 from edge.engine import Pipelined, open_engine
 from edge.engine.tensorrt import TensorRtEngine, load_tensorrt, probe
-from edge.errors import DeviceError, ModelError
+from edge.errors import DeviceError, DeviceLostError, ModelError
 from edge.manifest import Device, EngineManifest
 
 YOLOX = Path(__file__).parents[2] / "data" / "models" / "yolox_nano.onnx"
@@ -177,14 +177,19 @@ def test_the_description_says_what_runs_it_and_that_it_is_simulated(trt: ModuleT
         ("INT8", {"x": "DLA_HWC4", "y": "DLA_LINEAR"}),
     ],
 )
-@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize(("slots", "mapped"), [(1, None), (2, True), (2, False)])
 def test_the_engines_layout_is_not_seen_outside(
-    dtype: str, formats: dict[str, str], slots: int, trt10: ModuleType, plan: Callable[..., Path]
+    dtype: str,
+    formats: dict[str, str],
+    slots: int,
+    mapped: bool | None,
+    trt10: ModuleType,
+    plan: Callable[..., Path],
 ) -> None:
     path = plan(trt10, dtype=dtype, formats=formats)
     manifest = built(probe(), io_scales={"x": 0.5, "y": 1.0})
 
-    with TensorRtEngine(path, built=manifest, slots=slots) as engine:
+    with TensorRtEngine(path, built=manifest, slots=slots, mapped=mapped) as engine:
         for image in (picture(), -picture()):
             found = engine.infer({"x": image})["y"]
 
@@ -218,6 +223,22 @@ def test_a_type_or_layout_that_cannot_be_fed_is_refused_by_name(
     monkeypatch.setattr(trt10.ICudaEngine, "get_tensor_location", lambda _self, _name: trt10.TensorLocation.HOST)
     with pytest.raises(ModelError, match=r"engine\.plan: tensor 'x' holds shapes"):
         TensorRtEngine(path)
+
+
+def test_rows_that_are_longer_than_their_layout_says_are_refused(
+    trt10: ModuleType, plan: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = plan(trt10, (1, 40, 4, 5), dtype="HALF", formats={"x": "CHW16"})
+    strides = {"x": (96, 32, 8, 1), "y": (800, 20, 5, 1)}  # of x in vectors of 16
+    monkeypatch.setattr(trt10.IExecutionContext, "get_tensor_strides", lambda _self, name: strides[name])
+
+    with pytest.raises(ModelError) as raised:
+        TensorRtEngine(path)
+
+    assert str(raised.value) == (
+        f"{path}: tensor 'x' is chw16 with strides of [3072, 1024, 256, 32] bytes; expected [3072, 640, 160, 32]; build"
+        " the engine with another engine.input_format or output_format"
+    )
 
 
 def test_a_dynamic_dimension_is_refused_by_name(
@@ -262,6 +283,29 @@ def test_a_foreign_plan_without_a_manifest_is_told_by_tensorrts_own_words(
 
     with pytest.raises(DeviceError, match=r"engine\.plan: " + message):
         TensorRtEngine(path)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "IRuntime::deserializeCudaEngine: Error Code 2: OutOfMemory (Requested size was 104857600 bytes.)",
+        "1: [defaultAllocator.cpp::allocate::20] Error Code 1: Cuda Runtime (out of memory)",
+    ],
+)
+def test_a_plan_that_does_not_fit_into_memory_is_not_to_be_built_again(
+    words: str, trt10: ModuleType, plan: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = plan(trt10)
+
+    def refuse(runtime: object, _content: bytes) -> None:
+        runtime.logger.log(trt10.ILogger.Severity.ERROR, words)
+
+    monkeypatch.setattr(trt10.Runtime, "deserialize_cuda_engine", refuse)
+
+    with pytest.raises(DeviceError) as raised:
+        TensorRtEngine(path)
+
+    assert str(raised.value) == f"{path}: does not fit into memory: 8192 MiB are free ({words})"
 
 
 def test_a_foreign_plan_with_a_manifest_is_told_field_by_field(
@@ -324,7 +368,7 @@ def test_a_core_that_is_not_there_is_told_with_those_that_are(
         TensorRtEngine(path, dla_core=1)
 
     path = plan(standin("10.16.1"))
-    with pytest.raises(DeviceError, match=r"DLA core 0 is asked for.* TensorRT 10\.16\.1 cannot use it"):
+    with pytest.raises(DeviceError, match=r"DLA core 0 is asked for.* its TensorRT, 10\.16\.1, has none"):
         TensorRtEngine(path, dla_core=0)
 
 
@@ -439,8 +483,27 @@ def test_a_failure_on_the_gpu_asks_for_a_restart(
     with TensorRtEngine(plan(trt10)) as engine:
         monkeypatch.setattr(driver, "_standin_enqueue", lambda handle, _job: enqueue(handle, illegal))
 
-        with pytest.raises(DeviceError, match=r"the GPU failed: .*illegal memory access.*must be restarted"):
+        with pytest.raises(DeviceLostError, match=r"the GPU failed: .*illegal memory access.*must be restarted"):
             engine.infer({"x": picture()})
+
+
+def test_what_tensorrt_refuses_after_the_gpu_has_failed_asks_for_a_restart(
+    trt10: ModuleType, plan: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = importlib.import_module("pycuda.driver")
+
+    def illegal() -> None:
+        raise driver.LogicError("an illegal memory access was encountered")
+
+    def refuse(_context: object, handle: int) -> bool:
+        driver._standin_enqueue(handle, illegal)
+        return False
+
+    with TensorRtEngine(plan(trt10)) as engine:
+        monkeypatch.setattr(trt10.IExecutionContext, "execute_async_v3", refuse)
+
+        with pytest.raises(DeviceLostError, match="must be restarted"):
+            engine.submit({"x": picture()})
 
 
 def test_an_error_in_the_block_passes_through(trt10: ModuleType, plan: Callable[..., Path]) -> None:

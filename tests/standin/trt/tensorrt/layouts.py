@@ -90,6 +90,12 @@ def _view(memory: np.ndarray, form: str, shape: tuple[int, ...], dtype: str) -> 
     return memory.view(kind).reshape(n, padded // vector(form), h, w, vector(form))
 
 
+def strides_in_elements(form: str, shape: tuple[int, ...], dtype: str) -> list[int]:
+    """Of each dimension, in vectors where the format has them: along channels, from one vector to the next."""
+    view = _view(np.zeros(nbytes(form, shape, dtype), np.uint8), form, shape, dtype)
+    return [max(1, step // (view.itemsize * vector(form))) for step in view.strides[: len(shape)]]
+
+
 def unpack(memory: np.ndarray, form: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """The tensor of NCHW from its bytes."""
     view = _view(memory, form, shape, dtype)

@@ -213,6 +213,10 @@ class IExecutionContext(Bound):
         }
         return Dims(self._engine._compute(feeds)[entry["onnx"]].shape)
 
+    def get_tensor_strides(self, name):
+        entry = self._engine._tensors[name]
+        return Dims(layouts.strides_in_elements(entry["format"], tuple(self.get_tensor_shape(name)), entry["dtype"]))
+
     def infer_shapes(self):
         return [n for n, entry in self._engine._tensors.items() if entry["input"] and n not in self._shapes]
 
