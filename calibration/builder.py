@@ -16,6 +16,7 @@ import sys
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from select import select
 from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
@@ -26,7 +27,7 @@ from calibration import network as networks
 from calibration.calibrator import difference, make
 from calibration.diagnosis import diagnose
 from calibration.events import ASKED, INSPECTOR, Done, Failed, Step
-from calibration.recipe import Recipe
+from calibration.recipe import STRONGLY_TYPED_ONLY, Recipe
 from calibration.reporting import BUILDING, Reporter, make_logger, make_monitor, phase
 from edge import config, manifest
 from edge.errors import ConfigError, DataError, DeviceError, EdgeError, ModelError
@@ -64,6 +65,7 @@ def main() -> int:
     """Build what the recipe says and report it; 1 where there is no plan."""
     report = Reporter(_claim_stdout())
     faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own waits until TensorRT returns
     _outlive_nobody()
     try:
         recipe = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Recipe)
@@ -96,15 +98,16 @@ def build(recipe: Recipe, report: Reporter) -> Done:
     done = _build(trt, logger, recipe, report)
     # What the build took is out of reach by now, so that the plan need not share the memory with it.
     with phase(report, "reading back"):
-        _read_back(trt, logger, recipe)
+        _read_back(trt, logger, recipe, report)
     return msgspec.structs.replace(done, seconds=time.monotonic() - started)
 
 
 def _check_version(trt: ModuleType, recipe: Recipe) -> None:
     if version(trt.__version__) != version(recipe.tensorrt):
         raise DeviceError(f"TensorRT is {trt.__version__}, but the build was decided for {recipe.tensorrt}")
-    if version(trt.__version__)[0] >= 11 and not recipe.strongly_typed:
-        raise ModelError(f"TensorRT {trt.__version__} builds strongly typed networks only")
+    only_typed = version(trt.__version__) >= STRONGLY_TYPED_ONLY
+    if recipe.strongly_typed != only_typed:
+        raise ModelError(f"TensorRT {trt.__version__}: {'only' if only_typed else 'no'} strongly typed networks")
 
 
 def _build(trt: ModuleType, logger: Any, recipe: Recipe, report: Reporter) -> Done:
@@ -167,14 +170,13 @@ def _check_dla(builder: Any, trt: ModuleType, recipe: Recipe) -> None:
 
 
 def _parse(trt: ModuleType, logger: Any, builder: Any, recipe: Recipe) -> Any:
-    flags = trt.NetworkDefinitionCreationFlag
-    bits = 0
+    flags = 0
     if version(trt.__version__)[0] < 10:  # after that it is the only kind
-        bits |= 1 << int(flags.EXPLICIT_BATCH)
-    if recipe.strongly_typed and version(trt.__version__)[0] < 11:  # likewise
-        bits |= 1 << int(flags.STRONGLY_TYPED)
-    network = builder.create_network(bits)
+        flags = 1 << int(trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
+    network = builder.create_network(flags)
     parser = trt.OnnxParser(network, logger)
+    if recipe.dla_core is not None and hasattr(getattr(trt, "OnnxParserFlag", None), "ADJUST_FOR_DLA"):
+        parser.set_flag(trt.OnnxParserFlag.ADJUST_FOR_DLA)  # 10.16 and later
     if not parser.parse_from_file(recipe.model):
         raise BuildError(_parse_failure(parser, recipe))
     return network
@@ -203,12 +205,13 @@ def _set_up(trt: ModuleType, settings: Any, recipe: Recipe, report: Reporter) ->
     pools = recipe.pools
     limits = {
         "WORKSPACE": pools.workspace,
+        "TACTIC_DRAM": pools.tactic_dram,
         "DLA_MANAGED_SRAM": pools.dla_managed_sram,
         "DLA_LOCAL_DRAM": pools.dla_local_dram,
         "DLA_GLOBAL_DRAM": pools.dla_global_dram,
     }
     for name, size in limits.items():
-        if size is not None:
+        if size is not None and hasattr(trt.MemoryPoolType, name):  # TACTIC_DRAM: 8.6 and later
             settings.set_memory_pool_limit(getattr(trt.MemoryPoolType, name), size)
     if recipe.dla_core is not None:
         settings.default_device_type = trt.DeviceType.DLA
@@ -344,6 +347,9 @@ def _check_calibration(calibrator: Calibrator, recipe: Recipe, *, built: bool) -
 def _stoppable(trt: ModuleType, settings: Any, report: Reporter) -> Iterator[None]:
     """Tell how far the build is, and let SIGTERM and Ctrl-C stop it between two steps.
 
+    Python runs signal handlers in the main thread, which is inside TensorRT, while TensorRT asks the progress monitor
+    from whichever thread: the interpreter's wake-up pipe is what tells at once that a signal came.
+
     TensorRT before its progress monitor (8.5, 8.6) can do neither: there the signals end the process at once, as they
     do before and after the build.
     """
@@ -351,20 +357,32 @@ def _stoppable(trt: ModuleType, settings: Any, report: Reporter) -> Iterator[Non
         yield
         return
     came: list[int] = []
-    monitor = make_monitor(trt, report, came)
-    settings.progress_monitor = monitor
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {which: signal.signal(which, lambda number, _: came.append(number)) for which in numbers}
+    with _pipe() as (told, tell):
+        settings.progress_monitor = make_monitor(trt, report, stopped=lambda: bool(select([told], [], [], 0)[0]))
+        wake_up = signal.set_wakeup_fd(tell)
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        before = {which: signal.signal(which, lambda number, _: came.append(number)) for which in numbers}
+        try:
+            yield
+        finally:
+            for which, handler in before.items():
+                signal.signal(which, handler)  # runs what is pending first
+            signal.set_wakeup_fd(wake_up)
+            if came:
+                signal.raise_signal(came[0])
+
+
+@contextmanager
+def _pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        yield
+        yield ends
     finally:
-        for which, handler in before.items():
-            signal.signal(which, handler)
-        if came:
-            signal.raise_signal(came[0])
+        for end in ends:
+            os.close(end)
 
 
-def _read_back(trt: ModuleType, logger: Any, recipe: Recipe) -> None:
+def _read_back(trt: ModuleType, logger: Any, recipe: Recipe, report: Reporter) -> None:
     """Load the plan, and write what TensorRT says it is made of."""
     runtime = trt.Runtime(logger)
     if recipe.dla_core is not None:
@@ -373,8 +391,12 @@ def _read_back(trt: ModuleType, logger: Any, recipe: Recipe) -> None:
     if engine is None:
         raise BuildError(diagnose(logger.errors, logger.warnings))
     inspector = engine.create_engine_inspector()
-    text = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
-    Path(recipe.out, INSPECTOR).write_text(text, encoding="utf-8")
+    try:
+        text = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
+    except UnicodeDecodeError as error:  # a layer's metadata, cut by bytes to the length that TensorRT allows
+        report.warn(f"where layers run is not known: the engine inspector's text is no UTF-8 ({error.reason})")
+    else:
+        Path(recipe.out, INSPECTOR).write_text(text, encoding="utf-8")
 
 
 def _write_json(path: Path, value: object) -> None:

@@ -18,7 +18,7 @@ import msgspec
 from calibration.events import Finished, Log, Phase, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import ModuleType
 
     from calibration.events import Event
@@ -109,8 +109,8 @@ def make_logger(trt: ModuleType, report: Reporter) -> Any:
     return Logger()
 
 
-def make_monitor(trt: ModuleType, report: Reporter, came: list[int]) -> Any:
-    """TensorRT's progress to whoever follows the build; the build ends after the step in which a signal came."""
+def make_monitor(trt: ModuleType, report: Reporter, stopped: Callable[[], bool]) -> Any:
+    """TensorRT's progress to whoever follows the build; the build ends after the step in which it is stopped."""
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[name-defined, misc]  # a module's, at run time
         def __init__(self) -> None:
@@ -121,7 +121,7 @@ def make_monitor(trt: ModuleType, report: Reporter, came: list[int]) -> Any:
 
         def step_complete(self, phase_name: str, step: int) -> bool:
             report(Step(phase_name, step))
-            return not came
+            return not stopped()
 
         def phase_finish(self, phase_name: str) -> None:
             report(Finished(phase_name))

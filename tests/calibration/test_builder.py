@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -118,7 +120,6 @@ def test_every_version_builds_what_it_has(standin, make_recipe, build, residual_
         ("10.3.0", {"precision": "fp32"}, set()),
         ("11.4.0", {"precision": "fp32"}, set()),
         ("11.4.0", {"precision": "fp16"}, {"TF32"}),
-        ("10.3.0", {"precision": "fp32", "strongly_typed": True}, set()),
         ("8.5.2", {"precision": "fp16"}, {"TF32", "FP16"}),
         ("10.3.0", {"precision": "fp16"}, {"TF32", "FP16"}),
         ("10.3.0", {"quantization": "cache"}, {"TF32", "FP16", "INT8"}),
@@ -138,22 +139,24 @@ def test_flags(watched, make_recipe, build, version, changes, expected):
     assert flags_of(trt, seen["config"]) == expected
 
 
-@pytest.mark.parametrize("version", ["10.3.0", "11.4.0"])
-def test_a_strongly_typed_network_is_made_as_such(watched, make_recipe, build, version):
-    trt, seen = watched(version)
-
-    build(make_recipe(version, strongly_typed=True))
-
-    if version == "10.3.0":
-        assert seen["network"].get_flag(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
-    assert {entry["precision"] for entry in asked_of(make_recipe(version, strongly_typed=True)).values()} == {"fp32"}
-
-
-def test_tensorrt_11_refuses_a_weakly_typed_recipe(standin, make_recipe, build):
+def test_in_a_strongly_typed_network_precisions_are_the_models(standin, make_recipe, build):
     standin("11.4.0")
+    made = make_recipe("11.4.0", precision="fp16")
 
-    with pytest.raises(ModelError, match="builds strongly typed networks only"):
-        build(make_recipe("11.4.0", strongly_typed=False))
+    build(made)
+
+    assert {entry["precision"] for entry in asked_of(made).values()} == {"fp32"}
+
+
+@pytest.mark.parametrize(
+    ("version", "typed", "expected"),
+    [("11.4.0", False, "only strongly typed"), ("10.3.0", True, "no strongly typed")],
+)
+def test_a_recipe_of_the_other_kind_of_network_is_refused(standin, make_recipe, build, version, typed, expected):
+    standin(version)
+
+    with pytest.raises(ModelError, match=f"{expected} networks"):
+        build(make_recipe(version, strongly_typed=typed))
 
 
 def test_another_version_than_the_recipe_is_for_is_refused(standin, make_recipe, build):
@@ -365,6 +368,35 @@ def test_the_dla_is_asked_layer_by_layer(watched, make_recipe, build, version):
     assert config.get_memory_pool_limit(pools.DLA_GLOBAL_DRAM) == 1 << 29
 
 
+@pytest.mark.parametrize(("version", "expected"), [("8.5.2", None), ("10.3.0", 3 << 30)])
+def test_what_tactics_may_take_is_limited_where_it_can_be(watched, make_recipe, build, version, expected):
+    trt, seen = watched(version)
+
+    build(make_recipe(version, pools=Pools(workspace=1 << 28, tactic_dram=3 << 30)))
+
+    limits = {pool.name: seen["config"].get_memory_pool_limit(pool) for pool in trt.MemoryPoolType.__members__.values()}
+    assert limits.get("TACTIC_DRAM") == expected
+
+
+@pytest.mark.parametrize(("core", "expected"), [(0, True), (None, False)])
+def test_the_parser_adjusts_the_model_for_the_dla(standin, make_recipe, build, monkeypatch, core, expected):
+    """From 10.16 on, which the stand-in has without a DLA, as 11.4.0 has."""
+    trt, parsers = standin("11.4.0"), []
+
+    class Watched(trt.OnnxParser):
+        def __init__(self, network, logger):
+            super().__init__(network, logger)
+            parsers.append(self)
+
+    monkeypatch.setattr(trt, "OnnxParser", Watched)
+    monkeypatch.setattr(builder, "_check_dla", lambda *_: None)
+
+    with suppress(builder.BuildError):
+        build(make_recipe("11.4.0", dla_core=core))
+
+    assert parsers[0].get_flag(trt.OnnxParserFlag.ADJUST_FOR_DLA) == expected
+
+
 def test_without_the_dla_nothing_is_said_of_it(standin, make_recipe, build):
     standin("10.3.0")
     made = make_recipe()
@@ -568,6 +600,35 @@ def test_tensorrts_phases_are_parts_of_ours(standin, make_recipe, build):
     steps = [event.step for event in reported if isinstance(event, events.Step) and event.name == "Timing graph nodes"]
     assert steps == list(range(phases["Timing graph nodes"].steps))
     assert {event.name for event in reported if isinstance(event, events.Finished)} == set(phases)
+
+
+def test_a_signal_after_the_last_step_is_not_lost(standin, make_recipe, build, monkeypatch):
+    trt = standin("10.3.0")
+
+    class Late(trt.Builder):
+        def build_serialized_network(self, network, config):
+            plan = super().build_serialized_network(network, config)
+            signal.raise_signal(signal.SIGINT)
+            return plan
+
+    monkeypatch.setattr(trt, "Builder", Late)
+
+    with pytest.raises(KeyboardInterrupt):
+        build(make_recipe())
+
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_an_inspector_that_gives_no_text_is_no_failure(standin, make_recipe, build, monkeypatch):
+    trt = standin("10.3.0")
+    monkeypatch.setattr(trt.EngineInspector, "get_engine_information", lambda *_: b"\xff".decode())
+    made = make_recipe()
+
+    _, reported = build(made)
+
+    assert "where layers run is not known" in warnings_of(reported)[0]
+    assert not Path(made.out, events.INSPECTOR).exists()
 
 
 def test_before_the_progress_monitor_there_are_our_own_phases_only(standin, make_recipe, build):

@@ -286,6 +286,22 @@ def test_a_builder_that_is_stopped_by_somebody_else_says_so(standin, make_recipe
         child.run(make_recipe(), on_event=stop)
 
 
+def test_a_builder_stops_between_two_steps_whichever_thread_tensorrt_reports_from(standin, make_recipe):
+    standin("10.3.0", faults=["slow"])
+    seen: list[Event] = []
+
+    def stop(event: Event) -> None:
+        if isinstance(event, Step) and not any(isinstance(earlier, Step) for earlier in seen):
+            for pid in children():
+                os.kill(pid, signal.SIGTERM)
+        seen.append(event)
+
+    with pytest.raises(ModelError, match=r"was stopped while Building engine from subgraph"):
+        child.run(make_recipe(), on_event=stop)
+
+    assert "Timing graph nodes" not in [event.name for event in seen if isinstance(event, Phase)]
+
+
 def test_the_builder_is_the_first_to_go_when_memory_runs_out(standin, make_recipe):
     standin("10.3.0", faults=["slow"])
     scores: list[int] = []

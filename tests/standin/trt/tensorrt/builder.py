@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import threading
 import time
 
 import numpy as np
@@ -195,7 +197,32 @@ class _Build:
         return shapes
 
     def _work(self) -> None:
-        """What takes the time: phases and their steps."""
+        """What takes the time, in a thread of the library's own, from which the progress monitor is called.
+
+        The caller's waits in C, where the interpreter runs no signal handlers.
+        """
+        failed: list[BaseException] = []
+        mutex, libc = ctypes.create_string_buffer(256), ctypes.CDLL(None)  # zeros are an unlocked mutex
+        locked = threading.Event()
+
+        def work() -> None:
+            libc.pthread_mutex_lock(mutex)
+            locked.set()
+            try:
+                self._steps()
+            except BaseException as error:  # noqa: BLE001 - raised again by the caller's thread
+                failed.append(error)
+            finally:
+                libc.pthread_mutex_unlock(mutex)
+
+        threading.Thread(target=work, daemon=True).start()
+        locked.wait()
+        libc.pthread_mutex_lock(mutex)  # not ended by a signal, other than sem_wait
+        if failed:
+            raise failed[0]
+
+    def _steps(self) -> None:
+        """Phases and their steps."""
         self._phase("Building Engine", "", 3, start=True)
         for number, inner in enumerate(("Building engine from subgraph", "Timing graph nodes")):
             self._phase(inner, "Building Engine", len(self.network._layers), start=True)
@@ -208,8 +235,10 @@ class _Build:
 
     def _misfortune(self) -> None:
         for fault in faults():
-            if fault in ("oom-kill", "crash"):
-                os.kill(os.getpid(), signal.SIGKILL if fault == "oom-kill" else signal.SIGSEGV)
+            if fault == "oom-kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if fault == "crash":
+                signal.pthread_kill(threading.get_ident(), signal.SIGSEGV)
             if fault == "slow":
                 time.sleep(0.2)
             while fault == "hang":
