@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from calibration import child
 from edge import files, manifest
 from edge.engine.tensorrt import TensorRtEngine
 from edge.errors import DeviceError, EdgeError, ModelError
@@ -55,6 +56,7 @@ class _Job(Struct, frozen=True, kw_only=True):
     plan: str
     dla_core: int | None
     built: manifest.EngineManifest | None
+    mapped: bool | None
     iterations: int
     count: int
     names: list[str]
@@ -84,6 +86,7 @@ def run(
     *,
     dla_core: int | None,
     built: manifest.EngineManifest | None = None,
+    mapped: bool | None = None,
     iterations: int,
 ) -> Measured:
     """Run a plan on some inputs once each, and then several times for the clock.
@@ -94,6 +97,7 @@ def run(
         work: folder for scratch.
         dla_core: that a plan for the DLA shall run on.
         built: what the plan was built for, where that is known.
+        mapped: as for ``TensorRtEngine``.
         iterations: that are timed, on the last input, after ``WARM_UP`` to warm up; 0: none.
 
     Raises:
@@ -102,7 +106,15 @@ def run(
         RuntimeError: the process has a fault of its own; the text ends with its traceback.
     """
     names = list(inputs[0])
-    job = _Job(plan=str(plan), dla_core=dla_core, built=built, iterations=iterations, count=len(inputs), names=names)
+    job = _Job(
+        plan=str(plan),
+        dla_core=dla_core,
+        built=built,
+        mapped=mapped,
+        iterations=iterations,
+        count=len(inputs),
+        names=names,
+    )
     with tempfile.TemporaryDirectory(prefix="measure-", dir=work) as scratch:
         folder = Path(scratch)
         (folder / _JOB).write_bytes(msgspec.json.encode(job))
@@ -118,7 +130,7 @@ def _answer(folder: Path, timeout_s: float) -> _Done:
     """Start the process, and wait for it to end."""
     try:
         process = subprocess.run(  # noqa: S603 - ourselves
-            [sys.executable, "-m", "calibration.measure", str(folder)],
+            child.command("calibration.measure", str(folder)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -162,7 +174,7 @@ def _measure(folder: Path) -> _Done:
     job = msgspec.json.decode((folder / _JOB).read_bytes(), type=_Job)
     times: list[float] = []
     with (
-        TensorRtEngine(Path(job.plan), dla_core=job.dla_core, built=job.built) as engine,
+        TensorRtEngine(Path(job.plan), dla_core=job.dla_core, built=job.built, mapped=job.mapped) as engine,
         (folder / _INPUTS).open("rb") as given,
         (folder / _OUTPUTS).open("wb") as found,
     ):

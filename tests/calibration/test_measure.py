@@ -108,6 +108,21 @@ class TestOutputs:
 
         assert len(found.outputs) == len(inputs)
 
+    def test_what_lies_in_the_current_folder_is_not_run(
+        self,
+        standin: Callable[..., Any],
+        make_recipe: Callable[..., Recipe],
+        inputs: list[Tensors],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        standin()
+        folder = built(make_recipe())
+        (tmp_path / "msgspec.py").write_text("raise SystemExit('not ours')")
+        monkeypatch.chdir(tmp_path)
+
+        assert len(run(folder, inputs).outputs) == len(inputs)
+
 
 class TestFailure:
     def test_plan_that_cannot_be_loaded_is_the_models_fault(
