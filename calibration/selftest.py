@@ -11,11 +11,12 @@ elsewhere is worth an explanation. It says nothing of the accuracy or the speed 
 from __future__ import annotations
 
 import datetime as dt
+import logging
 import math
 import platform
 import tempfile
 import traceback
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -28,7 +29,7 @@ import edge
 from calibration import cache, child, events, graph, measure, observe, placement, qdq, ranges, rules, typed
 from calibration.histogram import Histogram
 from calibration.parity import difference
-from calibration.recipe import STRONGLY_TYPED_ONLY, Precision, Recipe, TensorIo, decide, pools
+from calibration.recipe import STRONGLY_TYPED_ONLY, Precision, Recipe, TensorIo, decide, has_dla, pools, why_no_dla
 from calibration.selftest_report import LIMITS, Case, Layers, Report, failures, render
 from edge import config, files, manifest
 from edge.engine.tensorrt import load_tensorrt, probe
@@ -36,7 +37,7 @@ from edge.errors import EdgeError
 from edge.types import TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -137,6 +138,7 @@ def run(
             created_at=dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"),
             board=_board(root),
             device=device,
+            no_dla=why_no_dla(device),
             software=_software(),
             limits=dict(LIMITS),
             iterations=iterations,
@@ -160,7 +162,7 @@ def _wanted(device: manifest.Device) -> list[_Wanted]:
         _Wanted(name, "GPU", config.Engine(precision=precision, quantization=quantization))
         for name, precision, quantization in gpu
     ]
-    for core in range(device.dla_cores):
+    for core in range(device.dla_cores if has_dla(device) else 0):
         # What the DLA refuses is to be seen in the table, not to end the build.
         dla = config.Dla(core=core, gpu_fallback=True)
         found += [
@@ -200,6 +202,9 @@ def _case(
             p95_ms=float(np.percentile(measured.milliseconds, 95)),
         )
         case = change(case, layers=_layers(work))
+        if device.integrated:
+            copied = measure.run(plan, inputs[:1], work, dla_core=recipe.dla_core, mapped=False, iterations=iterations)
+            case = change(case, copied_median_ms=float(np.median(copied.milliseconds)))
     except EdgeError as error:
         return change(case, reasons=[str(error)], log=_log(work))
     except Exception:  # noqa: BLE001 - what nobody foresaw on a device is what a self-test is there to tell
@@ -265,7 +270,8 @@ def _network(seed: int = SEED) -> _Network:
 
 def _ranges(model: ir.Model, inputs: NDArray[np.float32]) -> ranges.Ranges:
     """Measured as a calibration does; the largest values, so that what INT8 costs here is rounding alone."""
-    observer = observe.Observer(model, workers=1)
+    with _quiet(observe.__name__):
+        observer = observe.Observer(model, workers=1)
     total = {name: Histogram() for name in observer.names}
 
     def collect(_: int, found: dict[str, Histogram]) -> None:
@@ -274,6 +280,21 @@ def _ranges(model: ir.Model, inputs: NDArray[np.float32]) -> ranges.Ranges:
 
     observer.run(range(len(inputs)), lambda: lambda index: {INPUT: inputs[index]}, collect)
     return rules.complete(model, ranges.select(total, method="max", images=len(inputs)), ties="dla")
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Pass on a logger's warnings only: elsewhere it tells of the user's model, here it would confuse."""
+
+    def warnings_only(record: logging.LogRecord) -> bool:
+        return record.levelno > logging.INFO
+
+    logger = logging.getLogger(name)
+    logger.addFilter(warnings_only)
+    try:
+        yield
+    finally:
+        logger.removeFilter(warnings_only)
 
 
 def _layers(work: Path) -> Layers:
@@ -287,7 +308,7 @@ def _layers(work: Path) -> Layers:
 
 
 def _without_times(case: Case) -> Case:
-    return msgspec.structs.replace(case, median_ms=None, p95_ms=None, build_s=None)
+    return msgspec.structs.replace(case, median_ms=None, p95_ms=None, copied_median_ms=None, build_s=None)
 
 
 def _log(work: Path) -> list[str]:

@@ -78,8 +78,10 @@ class Case(Struct, frozen=True, kw_only=True):
     relative_error: float | None = None
     """Largest; None also where it is not finite."""
     median_ms: float | None = None
-    """Of one inference, the copies of input and output included."""
+    """Of one inference, what it takes to hand over input and output included."""
     p95_ms: float | None = None
+    copied_median_ms: float | None = None
+    """The same with memory of the GPU's own, copied to and from; by itself an integrated GPU works in the CPU's."""
     layers: Layers | None = None
     plan_bytes: int | None = None
     build_s: float | None = None
@@ -99,6 +101,8 @@ class Report(Struct, frozen=True, kw_only=True):
     board: str | None
     """As the device tree names it; None where there is none."""
     device: manifest.Device
+    no_dla: str | None = None
+    """Why there is no case on a DLA."""
     software: dict[str, str]
     """Versions."""
     limits: dict[Precision, Limits]
@@ -128,10 +132,12 @@ def render(report: Report) -> str:
         ", ".join(facts),
         ", ".join(f"{name} {version}" for name, version in report.software.items()),
         "",
-        "A network of four convolutions, against FP32 in onnxruntime. ms: of one inference with its copies, at the",
-        f"clocks as they were, {report.iterations} times. layers: on the DLA / on the GPU / not told. plan: KiB.",
+        "A network of four convolutions, against FP32 in onnxruntime. ms: of one inference with its input and output,",
+        f"at the clocks as they were, {report.iterations} times; copied: through memory of the GPU's own, where the",
+        "CPU's would do. layers: on the DLA / on the GPU / not told. plan: KiB.",
         "",
         *_table(report),
+        *([f"no case on the DLA: {report.no_dla}"] if report.no_dla else []),
         "",
         *(f"{precision}: cosine at least {cosine:g}, relative error at most {error:g}"
           for precision, (cosine, error) in report.limits.items()),
@@ -171,10 +177,10 @@ def failures(case: Case) -> list[str]:
 
 
 def _table(report: Report) -> list[str]:
-    head = ("case", "result", "cosine", "rel. error", "median ms", "p95 ms", "layers", "plan", "build s")
+    head = ("case", "result", "cosine", "rel. error", "median ms", "p95 ms", "copied ms", "layers", "plan", "build s")
     rows = [head, *(_row(case) for case in report.cases)]
     if report.simulated:
-        rows = [(*row[:4], *row[6:8]) for row in rows]
+        rows = [(*row[:4], *row[7:9]) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     found = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return [*found, "times: not a measurement"] if report.simulated else found
@@ -195,6 +201,7 @@ def _row(case: Case) -> tuple[str, ...]:
         told(case.relative_error, ".2g"),
         told(case.median_ms, ".3f"),
         told(case.p95_ms, ".3f"),
+        told(case.copied_median_ms, ".3f"),
         layers,
         told(kib, ".0f"),
         told(case.build_s, ".1f"),

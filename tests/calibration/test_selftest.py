@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from calibration import observe, qdq, selftest
 from calibration.parity import difference
-from calibration.selftest import _network
+from calibration.selftest import _case, _network, _wanted
 from calibration.selftest_report import LIMITS, Case, Layers, Report, failures, render
 from edge import manifest
 from edge.errors import DeviceError
@@ -42,6 +43,7 @@ class TestRun:
             name: ("passed", []) for name in cases
         }
         assert report.passed
+        assert (report.no_dla is None) is (DLA[0] in cases)
 
     def test_report_holds_what_an_issue_needs(self, standin: Callable[..., Any], tmp_path: Path) -> None:
         standin("10.3.0", dla_cores=1)
@@ -64,7 +66,8 @@ class TestRun:
         assert {case.outcome for case in report.cases} == {"passed"}
         # A simulation is no measurement.
         assert report.simulated
-        assert {(case.median_ms, case.p95_ms, case.build_s) for case in report.cases} == {(None, None, None)}
+        times = {(case.median_ms, case.p95_ms, case.copied_median_ms, case.build_s) for case in report.cases}
+        assert times == {(None, None, None, None)}
 
     @pytest.mark.parametrize(
         ("fault", "bad", "reason"),
@@ -95,6 +98,17 @@ class TestRun:
         assert not any("Traceback" in case.reasons[0] for case in report.cases)
         assert (tmp_path / "selftest.txt").is_file()
 
+    def test_log_does_not_tell_of_a_model_that_nobody_has(
+        self, standin: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        standin("11.4.0", dla_cores=0, faults=("build-fails",))
+        caplog.set_level(logging.INFO)
+
+        selftest.run(tmp_path, iterations=1)
+
+        assert [record for record in caplog.records if record.name.startswith(("calibration", "edge"))] == []
+        assert not logging.getLogger(observe.__name__).filters
+
     def test_interrupt_leaves_nothing_behind(self, standin: Callable[..., Any], tmp_path: Path) -> None:
         standin("11.4.0", dla_cores=0)
 
@@ -119,6 +133,29 @@ class TestRun:
     def test_no_iterations_are_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="iterations is 0"):
             selftest.run(tmp_path, iterations=0)
+
+
+class TestCases:
+    @pytest.mark.parametrize(
+        ("version", "cores", "wanted"), [("10.7.0", 1, DLA), ("10.8.0", 2, []), ("11.4.0", 2, []), ("10.3.0", 0, [])]
+    )
+    def test_dla_is_tried_where_this_tensorrt_has_it(self, version: str, cores: int, wanted: list[str]) -> None:
+        assert [
+            case.name for case in _wanted(device(tensorrt=version, dla_cores=cores)) if case.where != "GPU"
+        ] == wanted
+
+    @pytest.mark.parametrize("integrated", [True, False])
+    def test_integrated_gpu_is_timed_with_copies_and_without(
+        self, standin: Callable[..., Any], tmp_path: Path, integrated: bool
+    ) -> None:
+        standin("10.3.0", integrated=integrated)
+        here = device(integrated=integrated)
+
+        found = _case(_wanted(here)[0], _network(), here, tmp_path, iterations=1, on_event=lambda _: None)
+
+        assert found.outcome == "passed"
+        assert found.median_ms is not None
+        assert (found.copied_median_ms is not None) is integrated
 
 
 class TestNetwork:
@@ -160,10 +197,16 @@ class TestNetwork:
         assert network.ranges.scales.keys() == names
 
 
+def device(**given: Any) -> manifest.Device:
+    values = {"name": "Orin", "tensorrt": "10.3.0", "compute_capability": "8.7", "integrated": True, "dla_cores": 2}
+    return manifest.Device(**{**values, "cuda": "12.6", "l4t": "36.4.3", **given})
+
+
 def case(**given: Any) -> Case:
     layers = Layers(devices={"DLA": 9}, precisions={"int8": 9}, subgraphs=1)
     values = {"name": "DLA 0 INT8", "precision": "int8", "where": "DLA 0", "outcome": "passed", "quantization": "cache"}
-    values |= {"cosine": 0.99995, "relative_error": 0.017, "median_ms": 1.25, "p95_ms": 1.5, "layers": layers}
+    values |= {"cosine": 0.99995, "relative_error": 0.017, "layers": layers}
+    values |= {"median_ms": 1.25, "p95_ms": 1.5, "copied_median_ms": 1.75}
     return Case(**{**values, "plan_bytes": 65536, "build_s": 12.34, **given})
 
 
@@ -193,22 +236,14 @@ class TestFailures:
 
 class TestRender:
     @staticmethod
-    def report(*cases: Case, simulated: bool = False) -> Report:
-        device = manifest.Device(
-            name="Orin",
-            tensorrt="10.3.0",
-            compute_capability="8.7",
-            integrated=True,
-            dla_cores=2,
-            cuda="12.6",
-            l4t="36.4.3",
-        )
+    def report(*cases: Case, simulated: bool = False, no_dla: str | None = None) -> Report:
         return Report(
             simulated=simulated,
             tool="jetson-edge 0.1.0",
             created_at="2026-05-04T03:02:01Z",
             board=None,
-            device=device,
+            device=device(),
+            no_dla=no_dla,
             software={"numpy": "2.0.0"},
             limits=dict(LIMITS),
             iterations=100,
@@ -230,6 +265,7 @@ class TestRender:
             "0.017",
             "1.250",
             "1.500",
+            "1.750",
             "9/0/0",
             "64",
             "12.3",
@@ -242,7 +278,12 @@ class TestRender:
         assert lines[:7] == lines[-7:]
         assert lines[6].startswith("SIMULATED")
         assert "times: not a measurement" in lines
-        assert not any("1.250" in line or "12.3" in line for line in lines)
+        assert not any(time in line for time in ("1.250", "1.500", "1.750", "12.3") for line in lines)
+
+    def test_device_without_dla_is_told_why(self) -> None:
+        text = render(self.report(case(), no_dla="TensorRT 10.8.0 has none"))
+
+        assert "\nno case on the DLA: TensorRT 10.8.0 has none\n" in text
 
     def test_layer_that_the_dla_refused_is_told_with_why(self) -> None:
         layers = Layers(
