@@ -447,6 +447,38 @@ def test_inputs_are_read_in_their_format(image: NDArray[np.float32], form: str, 
     assert np.allclose(output, reference(seen), rtol=0.02, atol=0.02)
 
 
+@pytest.mark.usefixtures("context")
+def test_int8_inputs_need_a_range_whatever_the_cache_says() -> None:
+    module = sys.modules["tensorrt"]
+    body = b"TRT-100300-EntropyCalibration2\nx: 3c010a14\nc: 3c010a14\nr: 3c010a14\ny: 3c010a14\n"
+    without, ranged = parts(module), parts(module)
+    for made in (without, ranged):
+        made.config.set_flag(module.BuilderFlag.INT8)
+        made.config.int8_calibrator = calibrator(module, [], body)
+        made.network.get_input(0).dtype = module.DataType.INT8
+    ranged.network.get_input(0).set_dynamic_range(-1.0, 1.0)
+
+    assert without.build() is None
+    assert without.said("no dynamic range")
+    assert ranged.build() is not None
+
+
+@pytest.mark.usefixtures("context")
+@pytest.mark.parametrize(("linear", "expected"), [(False, "HWC8"), (True, "LINEAR")])
+def test_where_all_formats_are_allowed_the_fastest_is_taken(linear: bool, expected: str) -> None:
+    module = sys.modules["tensorrt"]
+    made = parts(module)
+    tensor = made.network.get_input(0)
+    tensor.dtype = module.DataType.HALF
+    if linear:
+        tensor.allowed_formats = 1 << int(module.TensorFormat.LINEAR)
+    made.config.set_flag(module.BuilderFlag.FP16)
+
+    engine = module.Runtime(made.logger).deserialize_cuda_engine(made.build())
+
+    assert engine.get_tensor_format("x").name == expected
+
+
 def by_hand(array: NDArray[np.generic], form: str) -> NDArray[np.generic]:
     """Each element put where the header says that it lies."""
     _, channels, height, width = array.shape
