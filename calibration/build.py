@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Struct
 
 import edge
-from calibration import child, graph, measure, placement
+from calibration import child, graph, measure, observe, placement
 from calibration.events import LOG
 from calibration.parity import Reference
 from calibration.planning import calibrator_cache, network_of, plan_build, steps
@@ -57,8 +57,9 @@ _OF_A_BUILD = (manifest.PARSED, manifest.ENGINE_CACHE)
 class Refused(Struct, frozen=True, kw_only=True):
     """A build of which nothing was installed."""
 
-    requested: str
-    """Digest of what was to be built."""
+    requested: dict[str, str]
+    """As the manifest of an engine has it."""
+    device: manifest.Device
     created_at: str
     reasons: dict[str, str]
     """Why not, by what was tried."""
@@ -111,8 +112,8 @@ def needed(model: config.Model, device: manifest.Device) -> list[str]:
     plan = folder / manifest.PLAN
     if not plan.is_file() or manifest.sha256_of(plan) != there.files.get(manifest.PLAN):
         found.append(f"{plan} is missing or was changed after it was written")
-    if there.requested != _requested(model, device):
-        found.append("the model, its calibration or the deployment has changed")
+    now = _requested(model, device)
+    found += [f"{what} has changed" for what, digest in now.items() if there.requested.get(what) != digest]
     return found
 
 
@@ -160,7 +161,8 @@ def build(
         in_order = steps(model.engine, network, on_dla=first.dla_core is not None)
         for step in in_order[: 1 if force else None]:
             with _workshop(folder) as work:
-                planned = plan_build(model, device, network, work, step, deployment=deployment)
+                free = observe.available_bytes()
+                planned = plan_build(model, device, network, work, step, deployment=deployment, free_bytes=free)
                 on_attempt(planned)
                 record = _record(model, device, planned)
                 attempt = _attempt(model, planned, work, record, reference, on_event)
@@ -182,7 +184,8 @@ def refused_before(model: config.Model, device: manifest.Device) -> Refused | No
         found = msgspec.json.decode(path.read_bytes(), type=Refused)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
-    return found if found.requested == _requested(model, device) else None
+    same = (found.requested, found.device) == (_requested(model, device), device)
+    return found if same else None
 
 
 def _attempt(
@@ -230,6 +233,11 @@ def _workshop(folder: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix=_WORK, dir=folder) as work:
         try:
             yield Path(work)
+        except OSError as error:
+            if error.filename is not None or error.errno is None:
+                raise
+            # A full disk does not say where it is.
+            raise type(error)(error.errno, error.strerror, str(folder)) from error
         finally:
             for name in (LOG, manifest.TIMING_CACHE):
                 if (Path(work) / name).is_file():
@@ -255,7 +263,8 @@ def _install(folder: Path, work: Path, record: manifest.EngineManifest, attempt:
 def _refuse(folder: Path, model: config.Model, device: manifest.Device, done: list[Attempt]) -> None:
     """Remember that nothing could be installed, so that ``--if-needed`` does not try the same at every start."""
     reasons = {str(attempt.planned.decision.step): _why(attempt) for attempt in done}
-    _write_json(folder / REFUSED, Refused(requested=_requested(model, device), created_at=_now(), reasons=reasons))
+    refused = Refused(requested=_requested(model, device), device=device, created_at=_now(), reasons=reasons)
+    _write_json(folder / REFUSED, refused)
 
 
 def _record(model: config.Model, device: manifest.Device, planned: Planned) -> manifest.EngineManifest:
@@ -294,25 +303,28 @@ def _made_from(model: config.Model, decision: Decision) -> dict[str, str]:
     return {used: calibrated.files[used]}
 
 
-def _requested(model: config.Model, device: manifest.Device) -> str:
-    """Digest of everything that an engine depends on."""
-    source = Path(model.path)
+def _requested(model: config.Model, device: manifest.Device) -> dict[str, str]:
+    """Digest of each thing that an engine depends on, but the device."""
+    source, section = Path(model.path), model.engine
     if not source.is_file():
         raise ModelError(f"models.{model.name}.path: {source}: no such model file")
-    calibrated = manifest.read(model.artifacts_dir) if model.engine.precision == "int8" else None
+    weights = graph.data_files(source).values()
     evidence: dict[str, Any] = {
-        "revision": REVISION,
-        "model": [manifest.sha256_of(path) for path in (source, *graph.data_files(source).values())],
+        "what a build does": REVISION,
+        "the model": [manifest.sha256_of(path) for path in (source, *weights)],
         "input": msgspec.to_builtins(model.input),
-        "engine": manifest.engine_settings(model.engine),
-        "device": [device.tensorrt, device.compute_capability, device.integrated, bool(device.dla_cores)],
+        "engine": manifest.engine_settings(section),
     }
+    calibrated = manifest.read(model.artifacts_dir) if section.precision == "int8" else None
     if calibrated is not None:
         used = [calibrated.files.get(name) for name in (manifest.INT8_MODEL, manifest.RANGES)]
-        evidence["calibration"] = [used, calibrated.fp16_layers]
-    if model.engine.precision == "int8" and model.engine.quantization == "calibrator":
-        evidence["pictures"] = calibrator_cache(model, device)
-    return hashlib.sha256(msgspec.json.encode(evidence, order="deterministic")).hexdigest()
+        evidence["the calibration"] = [used, calibrated.fp16_layers]
+    if section.precision == "int8" and section.quantization == "calibrator":
+        evidence["the set of calibration pictures"] = calibrator_cache(model, device)
+    return {
+        what: hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()
+        for what, value in evidence.items()
+    }
 
 
 def _now() -> str:

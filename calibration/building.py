@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from calibration import build, console, events
+from calibration import build, console, events, observe
 from calibration.events import LOG
 from calibration.planning import network_of, plan_build, steps
 from calibration.recipe import Step
@@ -33,6 +34,9 @@ __all__ = ["elsewhere", "run", "show_plan"]
 logger = logging.getLogger(__name__)
 
 _NOTIFY_PERIOD_S = 10
+ASSUMED = "Orin (assumed)"
+"""Name of a device that nobody has looked at."""
+_LONGEST_S = 7200
 _EXTEND_S = 120
 """How much longer than now systemd shall wait for a unit that builds before it starts."""
 
@@ -55,7 +59,7 @@ def elsewhere(model: config.Model, tensorrt: str | None, dla_cores: int | None) 
         raise ConfigError([f"--tensorrt is {assumed}; expected a version from 8.5 on, such as 10.3.0"])
     cores = 2 if dla_cores is None else dla_cores
     return manifest.Device(
-        name="Orin (assumed)",
+        name=ASSUMED,
         tensorrt=assumed,
         compute_capability="8.7",
         integrated=True,
@@ -83,6 +87,7 @@ def show_plan(
             Path(work),
             Step(model.engine.precision),
             deployment=deployment,
+            free_bytes=None if device.name == ASSUMED else observe.available_bytes(),
         )
     on_dla = planned.decision.dla_core is not None
     in_order = [str(step) for step in steps(model.engine, network, on_dla=on_dla)]
@@ -104,15 +109,18 @@ def show_plan(
     recipe = planned.recipe
     workspace = recipe.pools.workspace
     rows = [
-        ("device", f"{device.name}, TensorRT {device.tensorrt}, {device.dla_cores} DLA cores"),
+        ("device", f"{device.name}, TensorRT {device.tensorrt}, {_counted(device.dla_cores, 'DLA core')}"),
         *(("", reason) if index else ("decisions", reason) for index, reason in enumerate(planned.decision.reasons)),
-        ("workspace", "TensorRT's default" if workspace is None else f"{workspace / 2**20:.0f} MiB"),
+        ("workspace", "half of what is free there" if workspace is None else f"{workspace / 2**20:.0f} MiB"),
         ("single layers", f"{len(recipe.float_layers)} kept in floating point" if recipe.float_layers else "none"),
         ("compared on", f"{document['pictures']} pictures" if found is not None else "nothing: build needs --images"),
         ("in this order", " -> ".join(in_order)),
     ]
     console.table(f"{model.name}: what build would do", ("", ""), rows)
     click.echo(planned.trtexec)
+    later = [name for name in (manifest.PARSED, manifest.ENGINE_CACHE) if f"/{name}" in planned.trtexec]
+    if later:
+        console.warn(f"the trtexec line names {' and '.join(later)}, which a build leaves in {model.artifacts_dir}")
     if planned.unsaid:
         console.warn(f"trtexec cannot say {'; '.join(planned.unsaid)}: it builds another engine")
     return document
@@ -133,7 +141,10 @@ def run(
     if if_needed and not reasons:
         if not quiet:
             click.echo(f"{model.artifacts_dir / manifest.PLAN}: is up to date")
-        return {"model": model.name, "installed": True, "built": False, "attempts": []}
+        there = manifest.read_engine(model.artifacts_dir)
+        for text in manifest.reservations(model, there) if there is not None else ():
+            console.warn(f"{model.name}: {text}")
+        return {"model": model.name, "installed": True, "kept_limits": True, "built": False, "attempts": []}
     refused = build.refused_before(model, device) if if_needed else None
     if refused is not None:
         last = "; ".join(f"{step}: {why}" for step, why in refused.reasons.items())
@@ -141,7 +152,7 @@ def run(
             f"{model.name}: the same was built at {refused.created_at} and could not be installed ({last}); it is not"
             " built again until something changes, or without --if-needed"
         )
-        return {"model": model.name, "installed": False, "built": False, "attempts": []}
+        return {"model": model.name, "installed": False, "kept_limits": False, "built": False, "attempts": []}
     for reason in reasons:
         logger.info("models.%s: %s", model.name, reason)
     found = pictures()
@@ -160,6 +171,7 @@ def run(
     return {
         "model": model.name,
         "installed": built.manifest is not None,
+        "kept_limits": built.manifest is not None and _kept(built.manifest),
         "built": True,
         "attempts": [_attempt_json(attempt) for attempt in built.attempts],
         "manifest": None if built.manifest is None else msgspec.to_builtins(built.manifest),
@@ -174,15 +186,27 @@ def _show(model: config.Model, built: build.Built) -> None:
     for text in _warnings(last):
         console.warn(f"{model.name}: {text}")
     if last.placement is not None:
-        console.table(f"{model.name}: where the last one runs", ("", ""), last.placement.rows())
+        title = f"{model.name}: where {last.planned.decision.step} runs"
+        console.table(title if built.manifest else f"{title} (not installed)", ("", ""), last.placement.rows())
     if built.manifest is None:
         console.warn(
             f"{model.name}: no engine kept the limits of engine.parity; the one in use, if any, stays. --force installs"
             " what the deployment asks for"
         )
         return
+    for text in manifest.reservations(model, built.manifest):
+        console.warn(f"{model.name}: {text}")
     for name in (*built.manifest.files, manifest.ENGINE_MANIFEST, LOG):
         click.echo(str(built.folder / name))
+
+
+def _kept(engine: manifest.EngineManifest) -> bool:
+    """Whether an engine has missed no limit; one that was not compared, as --force allows, has not."""
+    return engine.parity is None or not engine.parity.failures
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _warnings(attempt: build.Attempt) -> Iterator[str]:
@@ -203,9 +227,10 @@ def _attempt_row(attempt: build.Attempt) -> tuple[str, ...]:
         failed = "failed" if attempt.outcome is None else "does not run"
         return title, seconds, "-", "-", "-", "not compared" if attempt.error is None else failed
     record = attempt.parity.record()
+    cosine = "NaN" if record.relative_error is None else f"{record.cosine:.5f}"
     error = "-" if record.relative_error is None else f"{record.relative_error:.4f}"
     agreed = "-" if record.agreement is None else f"{record.agreement:.4f}"
-    return title, seconds, f"{record.cosine:.5f}", error, agreed, "missed" if record.failures else "kept"
+    return title, seconds, cosine, error, agreed, "missed" if record.failures else "kept"
 
 
 def _attempt_json(attempt: build.Attempt) -> dict[str, Any]:
@@ -229,11 +254,14 @@ class _Progress:
         self._phases: dict[str, tuple[int, int]] = {}
         """Those that have begun and not ended, outermost first: steps done, of how many."""
         self._at = "preparing"
+        self._told: set[str] = set()
 
     def on_attempt(self, planned: Planned) -> None:
         self._phases.clear()
-        for note in planned.notes:
-            console.warn(note)
+        for note in dict.fromkeys(planned.notes):
+            if note not in self._told:
+                self._told.add(note)
+                console.warn(note)
         decision = planned.decision
         where = "the GPU" if decision.dla_core is None else f"DLA core {decision.dla_core}"
         logger.info("%s: building for %s: %s", self._name, where, decision.step)
@@ -258,10 +286,11 @@ class _Progress:
         """Keep systemd from stopping a unit whose ExecStartPre builds: it takes minutes, and systemd waits 90 s.
 
         By the clock, not by the builder's events: a single tactic, or a TensorRT without a progress monitor, is silent
-        for longer than that. The unit needs NotifyAccess=exec: main, the default, listens to the main process alone.
+        for longer than that. Not for ever, since a builder can hang. The unit needs NotifyAccess=exec: main, the
+        default, listens to the main process alone.
         """
-        told = True
-        while told and not stop.wait(_NOTIFY_PERIOD_S):
+        told, ends_s = True, time.monotonic() + _LONGEST_S
+        while told and time.monotonic() < ends_s and not stop.wait(_NOTIFY_PERIOD_S):
             told = notify(f"STATUS=building {self._name}: {self._at}", f"EXTEND_TIMEOUT_USEC={_EXTEND_S * 1_000_000}")
 
 

@@ -38,7 +38,8 @@ def check(deployment: config.Deployment) -> Findings:
             except ConfigError as error:
                 findings.faults.append(error)
             except EdgeError as error:
-                findings.faults.append(type(error)(f"{prefix}: {error}"))
+                named = str(error) if str(error).startswith(prefix) else f"{prefix}: {error}"
+                findings.faults.append(type(error)(named))
                 if step is _check_model:
                     break  # nothing else can be said about a model that cannot be read
     return findings
@@ -118,5 +119,7 @@ def _check_engine(model: config.Model) -> list[str]:
     facts = [f"the engine: {reason}" for reason in decide(model.engine, device, key=key).reasons]
     reasons = build.needed(model, device)
     if not reasons:
-        return [*facts, f"{model.artifacts_dir / manifest.PLAN}: is up to date"]
+        there = manifest.read_engine(model.artifacts_dir)
+        known = [] if there is None else manifest.reservations(model, there)
+        return [*facts, f"{model.artifacts_dir / manifest.PLAN}: is up to date", *known]
     return [*facts, *(f"the engine has to be built: {reason}" for reason in reasons)]

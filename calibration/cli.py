@@ -69,8 +69,10 @@ _JSON_OUT = click.option(
 
 def main() -> NoReturn:
     """Entry point of ``edge-calibrate``."""
-    # What ends a service or a container shall not lose more than Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # What ends a service, a container or a terminal shall not lose more than Ctrl-C.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, signal.default_int_handler)
     commandline.run(cli, "edge-calibrate")
 
 
@@ -236,7 +238,13 @@ def merge(files_: tuple[Path, ...], output: Path) -> None:
 @_MODEL
 @_IMAGES
 @click.option("--labels", type=click.Path(path_type=Path), metavar="COCO.json", help="Boxes, for mAP.")
-@click.option("--int8", "int8_path", type=click.Path(path_type=Path), metavar="MODEL.int8.onnx", help="Another model.")
+@click.option(
+    "--int8",
+    "int8_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Another model with Q/DQ, or an engine.plan, instead of the calibrated model.",
+)
 @click.option("--save", type=click.Path(path_type=Path, file_okay=False), help="Leave annotated pictures there.")
 @_JSON_OUT
 @verbosity_options
@@ -289,7 +297,7 @@ def evaluate(
 @cli.command()
 @deployment_argument
 @_MODEL
-@_IMAGES
+@click.option("--images", type=_path, metavar="PATH", help="Pictures to compare on, instead of the calibration's.")
 @click.option("--if-needed", is_flag=True, help="Do nothing where the engine is up to date.")
 @click.option("--dry-run", is_flag=True, help="Say what would be built and why, with the same as a trtexec command.")
 @click.option("--force", is_flag=True, help="Install what the deployment asks for, whatever the comparison says.")
@@ -322,7 +330,8 @@ def build(
 
     The new engine runs some of the calibration's pictures and is compared with FP32 in onnxruntime. One that misses a
     limit of engine.parity is not installed; engine.fallbacks are tried in their order. If none passes, the exit code is
-    1 and the engine in use stays, as it does when a build fails or is killed.
+    1 and the engine in use stays, as it does when a build fails or is killed. It is 1 as well where --force has
+    installed one that missed a limit.
 
     \b
     Example, on the device, and on a laptop:
@@ -331,6 +340,8 @@ def build(
     """
     from calibration import building
 
+    if dry_run and (if_needed or force):
+        raise click.UsageError("--dry-run builds nothing, needed or not; leave --if-needed and --force out")
     if not dry_run and (tensorrt is not None or dla_cores is not None):
         raise click.UsageError("--tensorrt and --dla-cores are for --dry-run; an engine is built for this device")
     models = _chosen(config.load(deployment), model_name, deployment)
@@ -346,7 +357,7 @@ def build(
             document = building.show_plan(model, deployment, device, pictures, quiet=quiet)
         else:
             document = building.run(model, deployment, pictures, if_needed=if_needed, force=force, quiet=quiet)
-            passed = passed and document["installed"]
+            passed = passed and document["kept_limits"]
         if json_path is not None:
             _write_json(document, json_path)
     if not passed:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import onnx_ir as ir
 
-from calibration import cache, graph, images, observe, qdq, typed
+from calibration import cache, graph, images, qdq, typed
 from calibration.ranges import Ranges
 from calibration.recipe import Recipe, Step, TensorIo, decide, pools, trtexec
 from edge import manifest
@@ -63,13 +63,17 @@ def network_of(model: config.Model) -> Network:
     """Read a model, and learn the shapes of its inputs and outputs by running it once on the CPU.
 
     Raises:
-        ModelError: it cannot be read, or a dimension is open that the deployment does not fix.
+        ModelError: it cannot be read, takes more than a picture, or leaves open a dimension that the deployment does
+            not fix.
     """
     source = Path(model.path)
     loaded = graph.load(source)
     on_cpu = msgspec.structs.replace(model.engine, providers=["cpu"])
     with open_engine(source, on_cpu, size_wh=model.input.size) as engine:
         inputs, outputs = engine.inputs, engine.outputs
+    if len(inputs) != 1:
+        names = ", ".join(spec.name for spec in inputs)
+        raise ModelError(f"{source}: has {len(inputs)} inputs ({names}); expected one picture")
     fixed = {str(value.name) for value in loaded.graph.inputs if value.shape is not None and value.shape.is_static()}
     return Network(
         inputs,
@@ -118,7 +122,7 @@ def plan_build(
         work: folder for the files that the build reads and leaves.
         step: what of it.
         deployment: the file, for TensorRT's own calibration.
-        free_bytes: memory, of which the workspace is a part; None: what is free now.
+        free_bytes: of the memory of the device, where that is known.
 
     Raises:
         ConfigError: the deployment asks for what this TensorRT does not have, or a rule matches nothing.
@@ -139,13 +143,15 @@ def plan_build(
     if decision.quantization in ("cache", "ranges"):
         found = msgspec.json.decode(manifest.ranges_to_use(model).read_bytes(), type=Ranges)
     float_layers = _float_layers(model, parsed, decision, key, notes)
+    if decision.quantization == "qdq" and qdq.without(parsed, float_layers):
+        source = work / manifest.PARSED
     if decision.strongly_typed and decision.precision != "fp32":
         done = typed.to_fp16(parsed, {name for name, kept in float_layers.items() if kept == "fp32"})
         notes += _typing_notes(done)
         parsed, source = done.model, work / manifest.PARSED
-        ir.save(parsed, source)
     elif network.fixed_here and source == Path(model.path):
         source = work / manifest.PARSED
+    if source.parent == work:
         ir.save(parsed, source)
     recipe = Recipe(
         model=str(source),
@@ -157,15 +163,15 @@ def plan_build(
         cache=_cache(model, device, decision, found, work, notes),
         ranges=_amax(found) if decision.quantization == "ranges" else {},
         float_layers={} if decision.strongly_typed else float_layers,
-        inputs=_io(network.inputs, section.input_format, found),
-        outputs=_io(network.outputs, section.output_format, found),
+        inputs=_io(network.inputs, section.input_format, decision, found),
+        outputs=_io(network.outputs, section.output_format, decision, found),
         dla_core=decision.dla_core,
         gpu_fallback=section.dla is None or section.dla.gpu_fallback,
         pools=pools(
             section,
             device,
             on_dla=decision.dla_core is not None,
-            free_bytes=observe.available_bytes() if free_bytes is None else free_bytes,
+            free_bytes=free_bytes,
         ),
         optimization_level=section.optimization_level,
         timing_cache=str(model.artifacts_dir / manifest.TIMING_CACHE),
@@ -184,8 +190,8 @@ def _command(model: config.Model, recipe: Recipe, names: dict[str, str]) -> tupl
         return path.replace(recipe.out, str(folder), 1) if path.startswith(recipe.out) else path
 
     calib = installed(recipe.cache) if recipe.cache is not None else None
-    if recipe.quantization == "ranges":  # trtexec has no option for them; the cache holds the same
-        calib = str(folder / manifest.CACHE)
+    if recipe.quantization == "ranges":  # trtexec has no option for them; this holds the same
+        calib = str(folder / manifest.ENGINE_CACHE)
     as_left = msgspec.structs.replace(recipe, model=installed(recipe.model), cache=calib)
     return trtexec(as_left, plan=str(folder / manifest.PLAN), layer_names=names)
 
@@ -248,14 +254,17 @@ def _cache(
             shutil.copy(earlier, work / name)
             notes.append(f"{earlier}: TensorRT's own calibration of the same model and pictures is used again")
         return str(work / name)
-    if decision.quantization != "cache":
+    if found is None:
         return None
-    assert found is not None
+    path = work / manifest.ENGINE_CACHE
+    text = cache.render(found.scales, tensorrt=".".join(map(str, manifest.version(device.tensorrt))))
+    if decision.quantization == "ranges":
+        path.write_text(text, encoding="utf-8")
+        return None
     record = manifest.read(model.artifacts_dir)
     if record is not None and manifest.version(record.tensorrt) == manifest.version(device.tensorrt):
         return str(manifest.cache_to_use(model, device.tensorrt))
-    path = work / manifest.ENGINE_CACHE
-    path.write_text(cache.render(found.scales, tensorrt=device.tensorrt), encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
     before = "another version" if record is None else record.tensorrt
     notes.append(
         f"{manifest.CACHE} is for TensorRT {before}: written anew from {manifest.RANGES} for {device.tensorrt}"
@@ -279,8 +288,10 @@ def calibrator_cache(model: config.Model, device: manifest.Device) -> str:
     return f"tensorrt-{hashlib.sha256(msgspec.json.encode(content, order='deterministic')).hexdigest()[:12]}.cache"
 
 
-def _io(specs: Sequence[TensorSpec], wanted: str, found: Ranges | None) -> tuple[TensorIo, ...]:
+def _io(specs: Sequence[TensorSpec], wanted: str, decision: Decision, found: Ranges | None) -> tuple[TensorIo, ...]:
     dtype, layout = wanted.split(":")
+    if dtype == "int8" and decision.precision != "int8":
+        dtype, layout = "fp32", "chw"  # a fallback has no scales
     tensors = []
     for spec in specs:
         if spec.dtype != "float32":  # an index or a count stays what it is

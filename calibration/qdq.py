@@ -23,18 +23,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from calibration import graph
 from edge.errors import ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from edge import config
 
-__all__ = ["QUANTIZABLE", "Placement", "insert", "label"]
+__all__ = ["QUANTIZABLE", "Placement", "insert", "label", "without"]
 
 QUANTIZABLE = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Operators that TensorRT and the DLA run in INT8 and that are worth it."""
@@ -98,6 +99,32 @@ def insert(model: ir.Model, scales: Mapping[str, float], rules: Sequence[config.
         _quantize_residual(node, pairs)
     model.graph.sort()
     return Placement(tuple(map(label, layers)), tuple(kept), tuple(skipped), tuple(pairs.activations))
+
+
+def without(model: ir.Model, layers: Collection[str]) -> int:
+    """Take the pairs off the inputs of some layers, in place, so that they run in floating point.
+
+    Args:
+        model: with Q/DQ.
+        layers: names of the nodes' first outputs.
+
+    Returns:
+        The number of inputs that carried a pair.
+    """
+    taken = 0
+    for node in model.graph:
+        if str(node.outputs[0].name) not in layers:
+            continue
+        for index, value in enumerate(node.inputs):
+            dequantize = None if value is None else value.producer()
+            if dequantize is None or dequantize.op_type != "DequantizeLinear" or dequantize.inputs[0] is None:
+                continue
+            quantize = dequantize.inputs[0].producer()
+            if quantize is not None and quantize.op_type == "QuantizeLinear":
+                node.replace_input_with(index, quantize.inputs[0])
+                taken += 1
+    RemoveUnusedNodesPass()(model)
+    return taken
 
 
 class _Pairs:

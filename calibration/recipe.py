@@ -157,7 +157,11 @@ def decide(section: config.Engine, device: manifest.Device, step: Step | None = 
         reasons.append(f"TensorRT {device.tensorrt} takes precision from the tensors' types, so the model is typed")
     if step.norm_fp32:
         reasons.append("Softmax and normalisations stay in FP32")
-    _check_io(section, typed=typed, quantization=quantization, on_dla=core is not None, key=key)
+    if step.fallback is None:
+        _check_io(section, typed=typed, quantization=quantization, on_dla=core is not None, key=key)
+    if section.optimization_level is not None and version(device.tensorrt) < (8, 6, 0):
+        text = f"{key}.optimization_level: TensorRT {device.tensorrt} has none (8.6 and later); ignored"
+        warnings = (*warnings, text)
     return Decision(
         step=step,
         quantization=quantization,
@@ -180,7 +184,7 @@ def why_no_dla(device: manifest.Device) -> str | None:
     return None if device.dla_cores else f"{device.name} has none (AGX Orin and Orin NX have; Orin Nano has not)"
 
 
-def pools(section: config.Engine, device: manifest.Device, *, on_dla: bool, free_bytes: int) -> Pools:
+def pools(section: config.Engine, device: manifest.Device, *, on_dla: bool, free_bytes: int | None) -> Pools:
     """Memory limits of a build.
 
     Where GPU and CPU share their memory, TensorRT's defaults (all of it, 75 % of it) are more than is free beside a
@@ -191,11 +195,11 @@ def pools(section: config.Engine, device: manifest.Device, *, on_dla: bool, free
         section: of the deployment.
         device: that builds.
         on_dla: whether the engine uses the DLA.
-        free_bytes: of the memory that GPU and CPU share.
+        free_bytes: of the memory that GPU and CPU share; None: not known.
     """
     workspace = None if section.workspace_mb is None else section.workspace_mb * 2**20
     tactics = None
-    if device.integrated:
+    if device.integrated and free_bytes is not None:
         workspace = free_bytes // 2 if workspace is None else workspace
         tactics = max(free_bytes * 3 // 4, workspace)
     if not on_dla or section.dla is None:
@@ -224,7 +228,7 @@ def trtexec(recipe: Recipe, *, plan: str, layer_names: Mapping[str, str]) -> tup
     if recipe.cache is not None:
         options.append(f"--calib={recipe.cache}")
     if recipe.quantization in ("ranges", "calibrator"):
-        unsaid.append(f"{recipe.quantization}: it takes a calibration cache")
+        unsaid.append(f"{recipe.quantization}: it takes the same from a calibration cache")
     if recipe.dla_core is not None:
         options.append(f"--useDLACore={recipe.dla_core}")
         if recipe.gpu_fallback:
@@ -237,7 +241,7 @@ def trtexec(recipe: Recipe, *, plan: str, layer_names: Mapping[str, str]) -> tup
         named = {layer_names[output]: precision for output, precision in recipe.float_layers.items()}
         options += _layer_options({name: named[name] for name in named if not _UNSAYABLE & set(name)})
         unsaid += [f"the precision of {name}" for name in named if _UNSAYABLE & set(name)]
-    if recipe.optimization_level is not None:
+    if recipe.optimization_level is not None and version(recipe.tensorrt) >= (8, 6, 0):
         options.append(f"--builderOptimizationLevel={recipe.optimization_level}")
     options += [f"--timingCacheFile={recipe.timing_cache}", "--profilingVerbosity=detailed"]
     options.append("--skipInference" if version(recipe.tensorrt) >= (8, 6, 0) else "--buildOnly")

@@ -289,7 +289,8 @@ class Engine(Section, frozen=True, kw_only=True):
         "fp32:chw"
     )
     workspace_mb: Annotated[
-        Count | None, Meta(description="Scratch memory for the builder's tactics; default: half of what is free.")
+        Annotated[int, Meta(ge=1, le=1 << 20)] | None,
+        Meta(description="Scratch memory for the builder's tactics; default: half of what is free."),
     ] = None
     optimization_level: Annotated[
         Annotated[int, Meta(ge=0, le=5)] | None,

@@ -168,8 +168,8 @@ class EngineManifest(Struct, frozen=True, kw_only=True):
     device: Device
     settings: dict[str, Any] = {}
     """What the deployment asked for, as ``engine_settings`` gives it."""
-    requested: str
-    """Digest of everything in the deployment and beside it that the build depends on: another one means build again."""
+    requested: dict[str, str]
+    """Digest of each thing that the build depends on, by what it is; another one means build again."""
     made_from: dict[str, str] = {}
     """SHA-256 by name of the calibration's files that it was built from."""
     shapes: dict[str, tuple[int, ...]] = {}
@@ -282,19 +282,25 @@ def engine_settings(section: config.Engine) -> dict[str, Any]:
     return given
 
 
-def outdated_engine(model: config.Model, engine: EngineManifest) -> list[str]:
-    """What the deployment says of the engine now, or the calibration has become, where the engine was built otherwise.
+def reservations(model: config.Model, engine: EngineManifest) -> list[str]:
+    """What a person should know of an engine that may be run, one sentence each.
 
-    One sentence each. The engine still is what its manifest says, so this is no error.
+    The deployment, or the calibration, may have changed since; it may run in another precision than asked for; it may
+    never have kept the limits. It still is what its manifest says, so this is no error.
     """
     now = engine_settings(model.engine)
     changed = [f"engine.{key} has changed" for key, then in engine.settings.items() if now.get(key) != then]
     calibration = read(model.artifacts_dir)
     files = {} if calibration is None else calibration.files
     changed += [f"{name} is another one" for name, digest in engine.made_from.items() if files.get(name) != digest]
-    return [
-        f"{text} since the engine in {model.artifacts_dir} was built; build again for it to count" for text in changed
-    ]
+    found = [f"{text} since the engine was built; build again for it to count" for text in changed]
+    if engine.fallback is not None:
+        found.append(f"the engine runs in {engine.precision}, since what was asked for was not close enough to FP32")
+    if engine.parity is None:
+        found.append("the engine was installed with --force, and never compared with FP32")
+    elif engine.parity.failures:
+        found.append(f"the engine was installed with --force, although {'; '.join(engine.parity.failures)}")
+    return found
 
 
 def device_differences(then: EngineManifest, now: Device) -> list[str]:

@@ -17,7 +17,7 @@ from edge import tasks
 from edge.engine import Pipelined, artifact_of, open_engine
 from edge.errors import ModelError
 from edge.image import Preprocessor
-from edge.manifest import Artifact, artifact_to_run, outdated_engine
+from edge.manifest import Artifact, artifact_to_run, reservations
 from edge.types import Latency, Result
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def open_pipeline(
         artifact = Artifact.of(path, precision or model.engine.precision)
     else:
         artifact = artifact_of(model) if precision is None else artifact_to_run(model, precision)
-    for text in outdated_engine(model, artifact.engine) if artifact.engine is not None else ():
+    for text in reservations(model, artifact.engine) if artifact.engine is not None else ():
         logger.warning("models.%s: %s", model.name, text)
     with open_engine(
         artifact.path,

@@ -240,6 +240,7 @@ def _expected(text: str, hint: Any, value: Any) -> str:
         return f"expected {says}"
     words = {"`str`": "text", "`int`": "a whole number", "`float`": "a number", "`bool`": "true or false"}
     words |= {"`array`": "a list", "`object`": "a section", "`null`": "nothing", "`str | array`": "text or a list"}
+    words |= {"`int | null`": "a whole number", "`float | null`": "a number", "`str | null`": "text"}
     text = re.sub(r", got `.*`$", "", text)
     for word, plain in words.items():
         text = text.replace(word, plain)

@@ -197,6 +197,25 @@ def test_layers_that_calibration_kept_in_floating_point_are_told_to_tensorrt(sta
     assert done.attempts[0].planned.recipe.float_layers == {"body": "fp16", "flat": "fp32"}
 
 
+def test_layers_in_fp32_lose_their_pairs_where_int8_is_qdq(standin: Use, site: Path) -> None:
+    standin()
+
+    done = built(site, fp32=[{"op": "Conv"}])
+
+    assert done.attempts[0].parity is not None
+    assert done.attempts[0].parity.outputs[0].relative_error < 0.005  # what the others lose in FP16
+    assert not any(node.op_type == "QuantizeLinear" for node in ir.load(site / "artifacts" / manifest.PARSED).graph)
+
+
+def test_a_fallback_has_no_int8_inputs(standin: Use, site: Path) -> None:
+    standin(faults=["wrong-int8"])
+
+    done = built(site, quantization="cache", input_format="int8:chw32")
+
+    assert done.manifest is not None
+    assert (done.manifest.precision, done.manifest.io_scales) == ("fp16", {})
+
+
 def test_a_rule_that_matches_no_layer_is_refused(standin: Use, site: Path) -> None:
     standin()
 
@@ -340,11 +359,11 @@ def test_an_engine_is_up_to_date_until_something_changes(standin: Use, site: Pat
     assert needed(site, dla={}) == []
     assert needed(site, dla={"core": 1}) == [], "a plan for the DLA runs on either core"
 
-    assert needed(site) == ["the model, its calibration or the deployment has changed"]
+    assert needed(site) == ["engine has changed"]
     standin("8.5.2")
-    assert needed(site, dla={})[0] == "TensorRT was 10.3.0 and is 8.5.2"
+    assert needed(site, dla={}) == ["TensorRT was 10.3.0 and is 8.5.2"]
     standin(compute="7.2")
-    assert needed(site, dla={})[0] == "compute capability was 8.7 and is 7.2"
+    assert needed(site, dla={}) == ["compute capability was 8.7 and is 7.2"]
     standin()
     (site / "artifacts" / manifest.PLAN).write_bytes(b"other")
     assert "was changed after it was written" in needed(site, dla={})[0]
@@ -366,7 +385,7 @@ def test_other_pictures_are_a_reason_to_build_where_tensorrt_calibrates(standin:
 
     (site / "pictures" / "0.png").unlink()
 
-    assert needed(site, quantization="calibrator") == ["the model, its calibration or the deployment has changed"]
+    assert needed(site, quantization="calibrator") == ["the set of calibration pictures has changed"]
 
 
 def test_what_has_changed_since_the_build_is_told_when_the_engine_runs(
@@ -547,3 +566,15 @@ def test_an_interrupted_build_leaves_no_child_and_the_engine_in_use(
     assert not Path(f"/proc/{child}").exists()
     assert (deployment.parent / "artifacts" / manifest.PLAN).read_bytes() == before
     assert not list((deployment.parent / "artifacts").glob(".building-*"))
+
+
+def test_an_engine_that_was_forced_ends_with_one_and_is_told_of_ever_after(standin: Use, deployment: Path) -> None:
+    standin(faults=["wrong-int8"])
+
+    first = command("build", deployment, "--force")
+    second = command("build", deployment, "--if-needed")
+
+    assert first.returncode == ExitCode.LIMIT_EXCEEDED
+    assert (deployment.parent / "artifacts" / manifest.PLAN).is_file()
+    assert second.returncode == 0
+    assert "the engine was installed with --force, although output 'out': cosine" in second.stderr

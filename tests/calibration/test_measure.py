@@ -98,7 +98,7 @@ class TestOutputs:
             dla_core=1,
             fallback=None,
             device=probe(),
-            requested="",
+            requested={},
             io_scales={"images": 0.05},
             parity=None,
             files={},

@@ -218,4 +218,4 @@ def test_what_trtexec_has_no_words_for_is_told() -> None:
     line, unsaid = trtexec(layers, plan="p", layer_names={"a": "head:0", "b": "neck"})
 
     assert "--layerPrecisions=neck:fp32" in shlex.split(line)
-    assert unsaid == ("ranges: it takes a calibration cache", "the precision of head:0")
+    assert unsaid == ("ranges: it takes the same from a calibration cache", "the precision of head:0")
