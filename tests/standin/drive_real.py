@@ -106,7 +106,7 @@ def drive_raising_calibrator(trt: Any, folder: Path) -> dict[str, Any]:
 def drive_monitor(trt: Any, folder: Path) -> dict[str, Any]:
     came: list[int] = []
     told: list[Any] = []
-    calls = Calls(folder, reporting.make_monitor(trt, told.append, came))
+    calls = Calls(folder, reporting.make_monitor(trt, told.append, stopped=lambda: bool(came)))
     calls.phase_start(b"Building Engine", None, 3)
     calls.phase_start(b"Timing", b"Building Engine", 7)
     steps = [bool(calls.step_complete(b"Timing", 0))]
