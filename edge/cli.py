@@ -107,7 +107,7 @@ def check(deployment: Path, *, as_json: bool) -> None:
         for section, entries in report.items():
             for entry in entries if isinstance(entries, list) else [entries]:
                 click.echo(f"{section.removesuffix('s'):<9}  {_line(section, entry)}")
-        click.echo(f"{'verdict':<9}  {f'{len(faults)} problems' if faults else 'ready to run'}")
+        click.echo(f"{'verdict':<9}  {_verdict(len(faults))}")
     if faults:
         # Several faults are one complaint, and the first decides the exit code: a faulty file before missing ones.
         if any(isinstance(fault, ConfigError) for fault in faults):
@@ -153,7 +153,8 @@ def _stopping_on_signals(stop: threading.Event) -> Iterator[None]:
 
 def _inspect(deployment: config.Deployment) -> tuple[dict[str, Any], list[EdgeError]]:
     """Look at everything that running would need; return what was found and what is wrong."""
-    from edge.engine import artifact_of
+    from edge import manifest
+    from edge.engine import artifact_of, examine
     from edge.publish.mqtt import find_password
     from edge.publish.publisher import outbox_path
     from edge.sources.video import opencv_build
@@ -165,10 +166,14 @@ def _inspect(deployment: config.Deployment) -> tuple[dict[str, Any], list[EdgeEr
     models = []
     for model in deployment.models:
         entry: dict[str, Any] = {"name": model.name, "precision": model.engine.precision, "file": None, "sha256": None}
+        entry |= {"runs_on": None, "notes": []}
         if Path(model.path).is_file():
             try:
                 artifact = artifact_of(model)
                 entry |= {"file": str(artifact.path), "sha256": artifact.sha256, "precision": artifact.precision}
+                if artifact.engine is not None:
+                    entry["notes"] = manifest.reservations(model, artifact.engine)
+                entry["runs_on"] = examine(model, artifact)
             except (DeviceError, ModelError) as error:
                 faults.append(error)
         keep = () if isinstance(model.task, config.Classification) else model.task.keep
@@ -213,12 +218,17 @@ def _inspect(deployment: config.Deployment) -> tuple[dict[str, Any], list[EdgeEr
     }, faults
 
 
+def _verdict(faults: int) -> str:
+    return f"{faults} problem{'s' if faults > 1 else ''}" if faults else "ready to run"
+
+
 def _line(section: str, entry: Any) -> str:
     """One line of the report for people."""
     match section:
         case "models":
-            found = f"{entry['file']} (sha256 {entry['sha256'][:12]}...)" if entry["file"] else "not there yet"
-            return f"{entry['name']}: {entry['precision']}, {found}"
+            found = f"{entry['file']} (sha256 {entry['sha256'][:12]}...)" if entry["file"] else "cannot be run"
+            place = f", on {entry['runs_on']}" if entry["runs_on"] else ""
+            return "; ".join([f"{entry['name']}: {entry['precision']}{place}, {found}", *entry["notes"]])
         case "streams":
             source = entry["source"]
             return f"{entry['name']}: {source['type']} {source['path']} -> {entry['model']} -> {entry['topic']}"

@@ -84,7 +84,7 @@ class Pipeline:
     def detect(self, image: Image) -> list[Detection]:
         """Find the objects of one picture."""
         array, letterbox = self._preprocess(image)
-        return self.task.decode(self.engine.infer({self._preprocess.tensor.name: array}), letterbox)
+        return self._decode(self.engine.infer({self._preprocess.tensor.name: array}), letterbox)
 
     def process(self, frame: Frame) -> Result:
         """Find the objects of one frame and say how long each stage took."""
@@ -119,7 +119,7 @@ class Pipeline:
         if outputs is None:
             assert self._pipelined is not None, "other engines give their outputs at once"
             outputs, inferred = self._pipelined.collect(), self._clock()
-        detections = self.task.decode(outputs, begun.letterbox)
+        detections = self._decode(outputs, begun.letterbox)
         latency = Latency(
             queue_ms=1e3 * (begun.started - begun.frame.captured_at_s),
             preprocess_ms=1e3 * (begun.prepared - begun.started),
@@ -127,6 +127,13 @@ class Pipeline:
             postprocess_ms=1e3 * (self._clock() - inferred),
         )
         return Result(begun.frame, self.name, detections, latency)
+
+    def _decode(self, outputs: Tensors, letterbox: Letterbox) -> list[Detection]:
+        """Find the objects. NaN passes no threshold: without a look at it, a broken engine is an empty scene."""
+        for name, array in outputs.items():
+            if array.dtype.kind == "f" and np.isnan(np.min(array)):
+                raise ModelError(f"{self.name}: output '{name}' holds NaN")
+        return self.task.decode(outputs, letterbox)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edge.manifest import Artifact, EngineManifest
     from edge.types import Tensors, TensorSpec
 
-__all__ = ["PLAN_SUFFIXES", "Engine", "Pipelined", "artifact_of", "backend_of", "open_engine"]
+__all__ = ["PLAN_SUFFIXES", "Engine", "Pipelined", "artifact_of", "backend_of", "examine", "open_engine"]
 
 PLAN_SUFFIXES = (".plan", ".engine", ".trt")
 
@@ -124,6 +124,19 @@ def artifact_of(model: config.Model) -> Artifact:
     return replace(manifest.artifact_to_run(model, "fp32"), precision="fp16")
 
 
+def examine(model: config.Model, artifact: Artifact) -> str | None:
+    """What would run a plan here, such as ``TensorRT 10.3.0 (Orin)``, without loading it; None of an ONNX model.
+
+    Raises:
+        DeviceError: TensorRT, or the DLA core, is not there, or the plan was built for another device.
+    """
+    if artifact.path.suffix not in PLAN_SUFFIXES:
+        return None
+    from edge.engine.tensorrt import examine as examine_plan
+
+    return examine_plan(artifact.path, artifact.engine, _dla_core(model.engine, artifact.engine))
+
+
 def open_engine(
     model: Path,
     section: config.Engine,
@@ -150,11 +163,7 @@ def open_engine(
     if model.suffix in PLAN_SUFFIXES:
         from edge.engine.tensorrt import TensorRtEngine
 
-        # A plan for the DLA runs on either core: which one is the deployment's to say.
-        core = None if built is None else built.dla_core
-        if section.dla is not None and (built is None or core is not None):
-            core = section.dla.core
-        return TensorRtEngine(model, dla_core=core, built=built)
+        return TensorRtEngine(model, dla_core=_dla_core(section, built), built=built)
     from edge.engine.onnxruntime import OnnxRuntimeEngine, options_of
 
     return OnnxRuntimeEngine(
@@ -164,3 +173,9 @@ def open_engine(
         threads=section.threads,
         size_wh=size_wh,
     )
+
+
+def _dla_core(section: config.Engine, built: EngineManifest | None) -> int | None:
+    """The core that a plan shall run on. One for the DLA runs on either: which one is the deployment's to say."""
+    core = None if built is None else built.dla_core
+    return section.dla.core if section.dla is not None and (built is None or core is not None) else core

@@ -216,9 +216,7 @@ class TensorRtEngine:
                     mapped=self._cuda.integrated if mapped is None else mapped,
                 )
             self._stack = stack.pop_all()
-        where = self._cuda.name if dla_core is None else f"DLA {dla_core}, {self._cuda.name}"
-        simulated = " SIMULATED" if getattr(trt, "SIMULATED", False) else ""
-        self.description = f"TensorRT {trt.__version__}{simulated} ({where})"
+        self.description = _describe(trt, self._cuda.name, dla_core)
 
     def _load(self, trt: ModuleType, dla_core: int | None, built: EngineManifest | None) -> None:
         # Plans may hold layers that TensorRT implements as plugins.
@@ -423,6 +421,26 @@ def _l4t(path: Path) -> str | None:
         return None
     found = re.search(r"R(\d+)\b.*?REVISION: ([\d.]+)", text)
     return f"{found[1]}.{found[2]}" if found else None
+
+
+def examine(plan: Path, built: EngineManifest | None, dla_core: int | None) -> str:
+    """What would run a plan here, without loading it.
+
+    Raises:
+        DeviceError: TensorRT, pycuda, a GPU or the DLA core is missing, or the plan was built for another device.
+    """
+    here = probe()
+    if built is not None:
+        _check_device(plan, built, here)
+    if dla_core is not None:
+        _check_core(dla_core, here.dla_cores, here.tensorrt)
+    return _describe(load_tensorrt(), here.name, dla_core)
+
+
+def _describe(trt: ModuleType, gpu: str, dla_core: int | None) -> str:
+    where = gpu if dla_core is None else f"DLA {dla_core}, {gpu}"
+    simulated = " SIMULATED" if getattr(trt, "SIMULATED", False) else ""
+    return f"TensorRT {trt.__version__}{simulated} ({where})"
 
 
 def _check_device(plan: Path, built: EngineManifest, here: Device) -> None:
