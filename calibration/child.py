@@ -163,8 +163,8 @@ def _error(failed: Failed, recipe: Recipe, free: int) -> EdgeError | OSError:
 
 def _died(code: int, phase: str, recipe: Recipe, free: int, log_path: Path) -> Exception:
     """Why a child is gone that gave no outcome."""
-    said = _tail(log_path)
     if code >= 0:
+        said = _tail(log_path, 20)
         return RuntimeError(f"the builder ended with {code} while {phase}, and gave no reason; its last words:\n{said}")
     name = signal.Signals(-code).name
     if -code == signal.SIGKILL:
@@ -174,9 +174,11 @@ def _died(code: int, phase: str, recipe: Recipe, free: int, log_path: Path) -> E
         )
     if -code in (signal.SIGTERM, signal.SIGINT):
         return ModelError(f"{recipe.model}: the builder was stopped while {phase} (signal {-code}, {name})")
+    words = [line for line in _tail(log_path, 1000).splitlines() if line.startswith("[")]
+    last = f", TensorRT's last words: {words[-1]}" if words else ""
     return ModelError(
-        f"{recipe.model}: the builder crashed while {phase} (signal {-code}, {name}); all that TensorRT said is in"
-        f" {events.LOG}, last:\n{said}"
+        f"{recipe.model}: the builder crashed while {phase} (signal {-code}, {name}){last}; where it was, and all else"
+        f" that was said, is in {events.LOG}"
     )
 
 
@@ -186,6 +188,6 @@ def _memory(recipe: Recipe, free: int) -> str:
     return f"{free >> 20} MiB were free when it began{limit}"
 
 
-def _tail(path: Path, lines: int = 20) -> str:
+def _tail(path: Path, lines: int) -> str:
     with path.open(encoding="utf-8", errors="replace") as file:
         return "".join(deque(file, maxlen=lines)).rstrip()

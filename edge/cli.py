@@ -154,7 +154,7 @@ def _stopping_on_signals(stop: threading.Event) -> Iterator[None]:
 def _inspect(deployment: config.Deployment) -> tuple[dict[str, Any], list[EdgeError]]:
     """Look at everything that running would need; return what was found and what is wrong."""
     from edge import manifest
-    from edge.engine import artifact_of, examine
+    from edge.engine import artifact_of, backend_of, examine
     from edge.publish.mqtt import find_password
     from edge.publish.publisher import outbox_path
     from edge.sources.video import opencv_build
@@ -198,8 +198,10 @@ def _inspect(deployment: config.Deployment) -> tuple[dict[str, Any], list[EdgeEr
     outbox = outbox_path(mqtt.outbox)
     version, gstreamer = opencv_build()
     runtime = _onnxruntime_version()
-    if runtime is None:
-        faults.append(DeviceError("onnxruntime is not installed; pip install 'jetson-edge[cpu]'"))
+    if runtime is None and any(backend_of(model.engine) == "onnxruntime" for model in deployment.models):
+        faults.append(
+            DeviceError("onnxruntime is not installed; pip install 'jetson-edge[cpu]' (on a Jetson: [build])")
+        )
     return {
         "device": deployment.device_id,
         "models": models,

@@ -126,11 +126,13 @@ def test_nothing_in_the_current_folder_is_run(standin, make_recipe, monkeypatch,
 
 def test_a_builder_that_crashes_is_told_with_its_last_words(standin, make_recipe):
     standin("10.3.0", faults=["crash"])
+    made = make_recipe()
 
     with pytest.raises(ModelError, match=r"crashed while Building engine .* \(signal 11, SIGSEGV\)") as raised:
-        run(make_recipe())
+        run(made)
 
-    assert "in build_serialized_network" in str(raised.value), "faulthandler tells where it was"
+    assert "\n" not in str(raised.value)
+    assert "in build_serialized_network" in Path(made.out, events.LOG).read_text(), "faulthandler tells where it was"
 
 
 def test_out_of_memory(standin, make_recipe):
