@@ -14,6 +14,7 @@ import datetime as dt
 import logging
 import math
 import platform
+import re
 import tempfile
 import traceback
 from contextlib import contextmanager, suppress
@@ -206,9 +207,9 @@ def _case(
             copied = measure.run(plan, inputs[:1], work, dla_core=recipe.dla_core, mapped=False, iterations=iterations)
             case = change(case, copied_median_ms=float(np.median(copied.milliseconds)))
     except EdgeError as error:
-        return change(case, reasons=[str(error)], log=_log(work))
+        return change(case, reasons=[_without_folders(str(error))], log=_log(work))
     except Exception:  # noqa: BLE001 - what nobody foresaw on a device is what a self-test is there to tell
-        return change(case, reasons=traceback.format_exc().splitlines(), log=_log(work))
+        return change(case, reasons=_without_folders(traceback.format_exc()).splitlines(), log=_log(work))
     reasons = failures(case)
     if reasons:
         return change(case, outcome="failed", reasons=reasons, log=_log(work))
@@ -312,11 +313,16 @@ def _without_times(case: Case) -> Case:
 
 
 def _log(work: Path) -> list[str]:
-    """The end of what TensorRT said, without the scratch folder's name."""
+    """The end of what TensorRT said."""
     with suppress(FileNotFoundError):
         text = (work / events.LOG).read_text(encoding="utf-8", errors="backslashreplace")
-        return text.replace(str(work), ".").splitlines()[-LOG_LINES:]
+        return _without_folders(text).splitlines()[-LOG_LINES:]
     return []
+
+
+def _without_folders(text: str) -> str:
+    """File names without their folders, which hold a user's name as likely as not: the report goes to strangers."""
+    return re.sub(r"(?<![\w.])/(?:[^\s/\"']+/)+", "", text)
 
 
 def _board(root: Path) -> str | None:
