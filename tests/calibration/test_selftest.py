@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 import math
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
