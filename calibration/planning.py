@@ -144,6 +144,8 @@ def plan_build(
         found = msgspec.json.decode(manifest.ranges_to_use(model).read_bytes(), type=Ranges)
     float_layers = _float_layers(model, parsed, decision, key, notes)
     if decision.quantization == "qdq" and qdq.without(parsed, float_layers):
+        if not graph.is_quantized(parsed):
+            raise ConfigError([f"{key}.fp32 leaves no layer in INT8; set {key}.precision to fp16 or fp32 instead"])
         source = work / manifest.PARSED
     if decision.strongly_typed and decision.precision != "fp32":
         done = typed.to_fp16(parsed, {name for name, kept in float_layers.items() if kept == "fp32"})

@@ -113,17 +113,24 @@ def without(model: ir.Model, layers: Collection[str]) -> int:
     """
     taken = 0
     for node in model.graph:
-        if str(node.outputs[0].name) not in layers:
-            continue
-        for index, value in enumerate(node.inputs):
-            dequantize = None if value is None else value.producer()
-            if dequantize is None or dequantize.op_type != "DequantizeLinear" or dequantize.inputs[0] is None:
-                continue
-            quantize = dequantize.inputs[0].producer()
-            if quantize is not None and quantize.op_type == "QuantizeLinear":
-                node.replace_input_with(index, quantize.inputs[0])
-                taken += 1
+        if str(node.outputs[0].name) in layers:
+            # An Add has a pair for the sake of the Conv that it is fused with.
+            sums = [user for user, _ in node.outputs[0].uses() if user.op_type == "Add"]
+            taken += sum(_take_pairs(each) for each in (node, *sums))
     RemoveUnusedNodesPass()(model)
+    return taken
+
+
+def _take_pairs(node: ir.Node) -> int:
+    taken = 0
+    for index, value in enumerate(node.inputs):
+        dequantize = None if value is None else value.producer()
+        if dequantize is None or dequantize.op_type != "DequantizeLinear" or dequantize.inputs[0] is None:
+            continue
+        quantize = dequantize.inputs[0].producer()
+        if quantize is not None and quantize.op_type == "QuantizeLinear":
+            node.replace_input_with(index, quantize.inputs[0])
+            taken += 1
     return taken
 
 

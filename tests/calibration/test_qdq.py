@@ -228,3 +228,16 @@ def test_a_real_model_passes_onnx_checks(data: Path) -> None:
     placement = inserted(model, LayerRule(op="Conv", depthwise=True))
 
     assert (len(placement.layers), len(placement.kept)) == (83, 30)
+
+
+def test_layers_without_pairs_compute_as_if_they_never_had_any(residual_model: ir.Model) -> None:
+    kept = ir.from_proto(ir.to_proto(residual_model))
+    inserted(residual_model)
+    inserted(kept, LayerRule(name="block.pointwise"), LayerRule(name="head"))
+
+    taken = qdq.without(residual_model, {"pw", "out"})
+
+    assert taken == 5, "two of each, and the one of the Add"
+    onnx.checker.check_model(ir.to_proto(residual_model), full_check=True)
+    images = np.random.default_rng(1).standard_normal((1, 3, 8, 8)).astype(np.float32)
+    assert observe.largest_difference(residual_model, kept, [{"images": images}]) == 0
