@@ -249,7 +249,7 @@ class Parity(Section, frozen=True, kw_only=True):
     ] = None
     agreement: Annotated[
         Fraction, Meta(description="How close the task's answers must be to FP32's, mean over the pictures, 0..1.")
-    ] = 0.8
+    ] = 0.5
 
 
 class Engine(Section, frozen=True, kw_only=True):
