@@ -7,14 +7,13 @@ TensorRT's log goes to standard error; files go to the recipe's scratch folder.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import math
 import os
 import signal
 import sys
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from select import select
 from typing import IO, TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ import numpy as np
 
 from calibration import cache as caches
 from calibration import network as networks
+from calibration import subordinate
 from calibration.calibrator import difference, make
 from calibration.diagnosis import diagnose
 from calibration.events import ASKED, INSPECTOR, Done, Failed, Step
@@ -35,7 +35,7 @@ from edge.manifest import version
 from edge.types import TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from types import ModuleType
 
     from numpy.typing import NDArray
@@ -46,11 +46,6 @@ if TYPE_CHECKING:
     from calibration.network import Coverage
 
 __all__ = ["build", "main"]
-
-_PARENT_DEATH = 1
-"""PR_SET_PDEATHSIG of <linux/prctl.h>."""
-_FIRST_TO_GO = 800
-"""Of 1000, which is always the first."""
 
 
 class BuildError(Exception):
@@ -66,7 +61,7 @@ def main() -> int:
     report = Reporter(_claim_stdout())
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own waits until TensorRT returns
-    _outlive_nobody()
+    subordinate.become()
     try:
         recipe = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Recipe)
         outcome: Done | Failed = build(recipe, report)
@@ -415,17 +410,6 @@ def _claim_stdout() -> IO[bytes]:
     events = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return events
-
-
-def _outlive_nobody(call: Callable[..., int] | None = None) -> None:
-    """Die with the parent, even one that is killed, and before anybody else when memory runs out.
-
-    On an 8 GB board the kernel would rather end the daemon that is in use, which is the larger for its age.
-    """
-    call = call or ctypes.CDLL(None, use_errno=True).prctl
-    call(_PARENT_DEATH, signal.SIGKILL)
-    with suppress(OSError):  # only advice; a sandbox may forbid it
-        Path("/proc/self/oom_score_adj").write_text(str(_FIRST_TO_GO), encoding="ascii")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from calibration import child
+from calibration import child, subordinate
 from edge import files, manifest
 from edge.engine.tensorrt import TensorRtEngine
 from edge.errors import DeviceError, EdgeError, ModelError
@@ -198,4 +198,5 @@ def _main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    subordinate.become()
     _main(Path(sys.argv[1]))
