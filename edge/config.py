@@ -242,7 +242,7 @@ class Parity(Section, frozen=True, kw_only=True):
     """What a new TensorRT engine must reach against FP32 in onnxruntime before it replaces the one in use."""
 
     images: Annotated[int, Meta(ge=1, le=256, description="Pictures of the calibration to compare on.")] = 8
-    cosine: Annotated[Fraction, Meta(description="Smallest cosine similarity of any output on any picture.")] = 0.9
+    cosine: Annotated[Fraction, Meta(description="Smallest cosine similarity of any output, over the pictures.")] = 0.8
     relative_error: Annotated[
         Positive | None,
         Meta(description="Largest |difference| of an output over FP32's largest magnitude in it; default: only told."),

@@ -136,7 +136,7 @@ class ParityRecord(Struct, frozen=True, kw_only=True):
 
     images: int
     cosine: float
-    """Smallest, of all outputs and pictures."""
+    """Smallest, of all outputs."""
     relative_error: float | None
     """Largest; None where the plan gives NaN or infinite values."""
     agreement: float | None

@@ -143,13 +143,23 @@ class TestReference:
         assert found[0] == found[2]
         assert found[1].outputs[0].cosine == pytest.approx(-1.0)
 
+    def test_a_picture_on_which_an_output_is_next_to_nothing_does_not_decide(
+        self, reference: Reference, outputs: list[Tensors]
+    ) -> None:
+        total = sum(float(np.square(each["out"]).sum()) for each in outputs)
+
+        found = reference.compare(spoiled(outputs, lambda each: {"out": each["out"] * 0}, "b.jpg"), STRICT)
+
+        rest = total - float(np.square(outputs[1]["out"]).sum())
+        assert found.outputs[0].cosine == pytest.approx((rest / total) ** 0.5), "pictures weigh as much as they hold"
+
     def test_missed_limits_name_output_picture_value_and_limit(
         self, reference: Reference, outputs: list[Tensors]
     ) -> None:
         found = reference.compare(spoiled(outputs, lambda each: {"out": -2 * each["out"]}, "b.jpg"), STRICT)
 
         assert found.failures[:2] == (
-            "output 'out': cosine -1 on b.jpg (allowed: at least 0.99)",
+            "output 'out': cosine -0.0898, worst on b.jpg (allowed: at least 0.99)",
             "output 'out': relative error 3 on b.jpg (allowed: at most 0.01)",
         )
         assert found.failures[2].startswith("the task's answers agree with FP32's to 0.")
