@@ -45,7 +45,8 @@ def elsewhere(model: config.Model, tensorrt: str | None, dla_cores: int | None) 
     """The device that a dry run is for: this one, or an Orin with what is said of it.
 
     Raises:
-        ConfigError: the version is none that engines are built with.
+        click.BadParameter: the version is none that engines are built with.
+        ConfigError: likewise, and it is the deployment's.
     """
     if tensorrt is None and dla_cores is None and backend_of(config.Engine()) == "tensorrt":
         return probe()
@@ -56,7 +57,10 @@ def elsewhere(model: config.Model, tensorrt: str | None, dla_cores: int | None) 
     except ValueError:
         known = False
     if not known:
-        raise ConfigError([f"--tensorrt is {assumed}; expected a version from 8.5 on, such as 10.3.0"])
+        wanted = f"{assumed!r} is no TensorRT that engines are built with; expected 8.5 or later, such as 10.3.0"
+        if tensorrt is not None:
+            raise click.BadParameter(wanted, param_hint="--tensorrt")
+        raise ConfigError([f"models.{model.name}.calibration.tensorrt: {wanted}"])
     cores = 2 if dla_cores is None else dla_cores
     return manifest.Device(
         name=ASSUMED,
