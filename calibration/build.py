@@ -328,7 +328,7 @@ def _requested(model: config.Model, device: manifest.Device) -> dict[str, str]:
 
 
 def _now() -> str:
-    return dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
+    return dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _write_json(path: Path, value: object) -> None:

@@ -81,10 +81,9 @@ class ImageSetRecord(Struct, frozen=True, kw_only=True):
     """Of each picture's content, so that an evaluation can leave these pictures out."""
 
 
-class Manifest(Struct, frozen=True, kw_only=True):
-    """Provenance of one calibration."""
+class Provenance(Struct, frozen=True, kw_only=True):
+    """What was made of which model, by what, and when."""
 
-    schema: Literal["edge.calibration/1"] = "edge.calibration/1"
     tool: str
     """``jetson-edge 0.1.0``."""
     created_at: str
@@ -96,6 +95,12 @@ class Manifest(Struct, frozen=True, kw_only=True):
     model_data: dict[str, str] = {}
     """SHA-256 by name of the files beside it that hold its weights, where they are not in it."""
     input: config.Input
+
+
+class Manifest(Provenance, frozen=True, kw_only=True):
+    """Provenance of one calibration."""
+
+    schema: Literal["edge.calibration/1"] = "edge.calibration/1"
     method: str
     """As the deployment asks for it; ``ranges.json`` says which one each tensor got."""
     ties: Literal["dla", "none"] = "none"
@@ -145,19 +150,10 @@ class ParityRecord(Struct, frozen=True, kw_only=True):
     """Limits that were missed; a plan with any is installed only when told so."""
 
 
-class EngineManifest(Struct, frozen=True, kw_only=True):
+class EngineManifest(Provenance, frozen=True, kw_only=True):
     """What a plan was built from and for."""
 
     schema: Literal["edge.engine/1"] = "edge.engine/1"
-    tool: str
-    created_at: str
-    """RFC 3339, UTC."""
-    model: str
-    """Name in the deployment."""
-    model_sha256: str
-    """Of the FP32 ONNX file."""
-    model_data: dict[str, str] = {}
-    input: config.Input
     precision: Literal["int8", "fp16", "fp32"]
     """What it runs in; a fallback may have made it another one than the deployment asks for."""
     quantization: Literal["none", "cache", "ranges", "calibrator", "qdq"]

@@ -131,7 +131,7 @@ class Pipeline:
     def _decode(self, outputs: Tensors, letterbox: Letterbox) -> list[Detection]:
         """Find the objects. NaN passes no threshold: without a look at it, a broken engine is an empty scene."""
         for name, array in outputs.items():
-            if array.dtype.kind == "f" and np.isnan(np.min(array)):
+            if array.dtype.kind == "f" and array.size and np.isnan(np.min(array)):
                 raise ModelError(f"{self.name}: output '{name}' holds NaN")
         return self.task.decode(outputs, letterbox)
 
