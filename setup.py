@@ -19,6 +19,7 @@ DEMO = [*CALIBRATION, "amqtt>=0.11"]
 DEV = [
     *DEMO,
     "hypothesis>=6.100",
+    "jetson-stats>=7.2",  # its service and client run in the tests, over an emulated sysfs
     "jsonschema>=4.20",
     "mypy>=1.13",
     "pillow>=10",
@@ -51,6 +52,7 @@ setup(
         "msgspec>=0.19",
         "numpy>=1.23",
         "paho-mqtt>=2.0",
+        "prometheus-client>=0.20",
         "pyyaml>=6.0",
     ],
     extras_require={

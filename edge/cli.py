@@ -184,10 +184,10 @@ def _inspect(deployment: config.Deployment) -> tuple[dict[str, Any], list[EdgeEr
         models.append(entry)
     streams = []
     for stream in deployment.streams:
-        kind = "folder" if isinstance(stream.source, config.Folder) else "video"
+        kind = str(stream.source.__struct_config__.tag)
         topic = results_topic(deployment.mqtt.topic, deployment.device_id, stream.name)
         model_name = deployment.model(stream.model).name
-        source = {"type": kind, "path": stream.source.path}
+        source = {"type": kind, "path": getattr(stream.source, "path", None)}
         streams.append({"name": stream.name, "source": source, "model": model_name, "topic": topic})
     if not streams:
         faults.append(ConfigError(["streams: is empty; there is nothing to run"]))

@@ -20,23 +20,33 @@ from edge.errors import ConfigError
 
 __all__ = [
     "Calibration",
+    "Camera",
     "Classification",
+    "Csi",
     "Deployment",
     "DetectionTask",
     "Dla",
     "Engine",
     "Evaluation",
     "Folder",
+    "Governor",
     "Input",
     "LayerRule",
     "Limits",
     "Model",
+    "Monitor",
     "Mqtt",
     "Outbox",
     "Parity",
+    "Rtsp",
     "Segmentation",
+    "Source",
+    "Status",
     "Stream",
+    "TestPattern",
+    "V4l2",
     "Video",
+    "Watch",
     "json_schema",
     "load",
     "missing_files",
@@ -67,6 +77,10 @@ IoFormat: TypeAlias = Annotated[
         },
     ),
 ]
+
+
+Fps: TypeAlias = Annotated[float, Meta(gt=0, le=1000)]
+Size: TypeAlias = tuple[Count, Count]
 
 
 class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -346,6 +360,10 @@ class Model(Section, frozen=True, kw_only=True):
     calibration: Calibration | None = None
     engine: Engine = Engine()
     evaluation: Evaluation | None = None
+    lighter: Annotated[
+        str | None,
+        Meta(description="Name of the model to run instead when the lowest frame rate does not keep the device cool."),
+    ] = None
 
     @property
     def artifacts_dir(self) -> Path:
@@ -357,31 +375,190 @@ class Model(Section, frozen=True, kw_only=True):
 class Source(Section, frozen=True, kw_only=True, tag_field="type"):
     """Where frames come from."""
 
-    fps: Annotated[
-        Annotated[float, Meta(gt=0, le=1000)] | None,
-        Meta(description="Frames a second; default: the video's own rate, 10 for a folder."),
-    ] = None
-    loop: Annotated[bool, Meta(description="Start again at the end.")] = True
-
 
 class Folder(Source, frozen=True, kw_only=True, tag="folder"):
     """The pictures of a folder, in order of their names."""
 
     path: PathStr
+    fps: Annotated[Fps | None, Meta(description="Pictures a second; default: 10.")] = None
+    loop: Annotated[bool, Meta(description="Start again at the end.")] = True
+    watch: Annotated[
+        bool,
+        Meta(description="Give each picture once, also those that come later, and wait for more; loop has no say."),
+    ] = False
 
 
 class Video(Source, frozen=True, kw_only=True, tag="video"):
-    """A video file, played at its own rate or the one given."""
+    """A video file, played at its own rate, the one given, or as fast as it is taken."""
 
     path: PathStr
+    fps: Annotated[Fps | None, Meta(description="Frames a second; default: the video's own rate.")] = None
+    loop: Annotated[bool, Meta(description="Start again at the end.")] = True
+    pace: Annotated[
+        Literal["realtime", "fast"],
+        Meta(
+            description="realtime: the newest frame wins, as with a camera; fast: every frame, each as soon as the"
+            " model has taken the one before."
+        ),
+    ] = "realtime"
+
+
+class TestPattern(Source, frozen=True, kw_only=True, tag="pattern"):
+    """A moving test picture that is made here."""
+
+    size: Annotated[Size, Meta(description="[width, height] in pixels.")] = (640, 480)
+    fps: Fps = 30.0
+
+
+class Camera(Source, frozen=True, kw_only=True):
+    """What all cameras have in common."""
+
+    scale: Annotated[
+        Literal["model", "none"] | Size,
+        Meta(
+            description="Size of the pictures that are handed on, where GStreamer can scale them on the way: model fits"
+            " them into the model's input, keeping their shape; or [width, height]."
+        ),
+    ] = "model"
+    stall_s: Annotated[Positive, Meta(description="Without a frame for so long, the camera is opened anew.")] = 5.0
+    frozen_s: Annotated[
+        Positive | None,
+        Meta(description="With nothing but identical frames for so long, the camera is opened anew; null: never."),
+    ] = 30.0
+
+
+class Csi(Camera, frozen=True, kw_only=True, tag="csi"):
+    """A camera on the module's CSI connector, by NVIDIA's Argus. Needs an OpenCV with GStreamer: JetPack's."""
+
+    sensor: Annotated[int, Meta(ge=0, le=15, description="sensor-id of nvarguscamerasrc.")] = 0
+    size: Annotated[Size, Meta(description="[width, height] of a mode that the sensor has.")] = (1920, 1080)
+    fps: Fps = 30.0
+    flip: Annotated[int, Meta(ge=0, le=7, description="flip-method of nvvidconv; 2 turns by 180 degrees.")] = 0
+
+
+class V4l2(Camera, frozen=True, kw_only=True, tag="v4l2"):
+    """A USB camera, or whatever else has a /dev/video."""
+
+    device: Annotated[
+        str,
+        Meta(
+            pattern=r"^/dev/[^\s!]+$",
+            description="/dev/v4l/by-id/... keeps its name when others are plugged in; /dev/video0 may not.",
+            extra={"says": "a device such as /dev/video0, without spaces"},
+        ),
+    ] = "/dev/video0"
+    size: Annotated[Size | None, Meta(description="[width, height] to ask for; default: the camera's own.")] = None
+    fps: Annotated[Fps | None, Meta(description="Frames a second to ask for; default: the camera's own.")] = None
+    format: Annotated[
+        Literal["auto", "mjpeg", "yuyv"], Meta(description="What to ask the camera for; mjpeg saves USB bandwidth.")
+    ] = "auto"
+    backend: Annotated[
+        Literal["auto", "gstreamer", "v4l2"], Meta(description="auto: GStreamer on a Jetson, else OpenCV's V4L2.")
+    ] = "auto"
+
+
+class Rtsp(Camera, frozen=True, kw_only=True, tag="rtsp"):
+    """A network camera."""
+
+    url: Annotated[
+        str,
+        Meta(
+            pattern=r"^rtsps?://[^\s!\"]+$",
+            description="Without user name and password, which go into username and password_file.",
+            extra={"says": "an rtsp:// or rtsps:// address without spaces or quotes"},
+        ),
+    ]
+    username: str | None = None
+    password_file: Annotated[
+        PathStr | None,
+        Meta(
+            description="File whose first line is the camera's password; default: the systemd credential"
+            " camera_<stream>_password, then the environment variable EDGE_CAMERA_<STREAM>_PASSWORD."
+        ),
+    ] = None
+    transport: Annotated[Literal["tcp", "udp"], Meta(description="tcp loses no packets; udp has less delay.")] = "tcp"
+    latency_ms: Annotated[int, Meta(ge=0, le=10000, description="Jitter buffer of GStreamer's rtspsrc.")] = 200
+    codec: Annotated[Literal["h264", "h265", "mjpeg"], Meta(description="For GStreamer's decoder.")] = "h264"
+    backend: Annotated[
+        Literal["auto", "gstreamer", "ffmpeg"],
+        Meta(description="auto: GStreamer with the hardware decoder on a Jetson, else OpenCV's FFmpeg."),
+    ] = "auto"
 
 
 class Stream(Section, frozen=True, kw_only=True):
     """A camera, or what stands in for one."""
 
     name: Name
-    source: Folder | Video
+    source: Folder | Video | TestPattern | Csi | V4l2 | Rtsp
     model: Annotated[str | None, Meta(description="Name of the model to run; default: the first.")] = None
+
+
+class Monitor(Section, frozen=True, kw_only=True):
+    """How the device is watched."""
+
+    period_s: Annotated[float, Meta(ge=0.2, le=60, description="Seconds between readings.")] = 1.0
+    jtop: Annotated[
+        Literal["auto", "off"],
+        Meta(description="auto: jetson-stats adds power mode, engines and power where its service answers."),
+    ] = "auto"
+    telemetry_s: Annotated[
+        Annotated[float, Meta(ge=1)] | None,
+        Meta(description="Seconds between readings over MQTT; null: none."),
+    ] = 30.0
+
+
+class Governor(Section, frozen=True, kw_only=True):
+    """Trades frame rate for temperature and memory, so that neither the chip throttles nor the kernel kills."""
+
+    enabled: bool = True
+    zone: Annotated[
+        str | None,
+        Meta(description="Thermal zone to govern by, such as tj; default: tj where there is one, else the hottest."),
+    ] = None
+    set_point_c: Annotated[
+        Annotated[float, Meta(gt=0, le=150)] | None,
+        Meta(description="Degrees Celsius to stay under; default: 10 under the zone's software-throttle trip point."),
+    ] = None
+    hysteresis_c: Annotated[
+        float, Meta(ge=1, le=20, description="So far under the set point a pause or a lighter model ends.")
+    ] = 5.0
+    min_fps: Annotated[
+        Positive, Meta(description="Lowest frame rate of a model before it gives way to a lighter one or pauses.")
+    ] = 1.0
+    memory_reserve_mb: Annotated[
+        Count | None,
+        Meta(
+            description="MemAvailable to keep: under it inference pauses, and a process that leaks restarts before."
+            " Default: 6 % of the memory, at least 128."
+        ),
+    ] = None
+
+
+class Watch(Section, frozen=True, kw_only=True):
+    """When a part of the daemon counts as broken."""
+
+    hang_s: Annotated[
+        float, Meta(ge=1, le=3600, description="An inference that takes longer hangs, and the process ends with 79.")
+    ] = 30.0
+    load_s: Annotated[
+        float, Meta(ge=1, le=86400, description="The same for loading a model and its first inference.")
+    ] = 600.0
+    restarts: Annotated[
+        int, Meta(ge=0, le=1000, description="How often a part is restarted within within_s before the process ends.")
+    ] = 5
+    within_s: Annotated[Positive, Meta(description="Seconds over which restarts are counted.")] = 300.0
+
+
+class Status(Section, frozen=True, kw_only=True):
+    """The daemon's own HTTP page: /metrics, /healthz, /readyz, /status."""
+
+    host: Annotated[str, Meta(min_length=1, description="0.0.0.0 lets other machines ask, without any password.")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[
+        Annotated[int, Meta(ge=1, le=65535)] | None,
+        Meta(description="Each deployment that runs on a device needs its own; null: no page."),
+    ] = 9464
 
 
 class Outbox(Section, frozen=True, kw_only=True):
@@ -433,6 +610,10 @@ class Deployment(Section, frozen=True, kw_only=True):
     models: Annotated[list[Model], Meta(min_length=1)]
     streams: list[Stream] = msgspec.field(default_factory=list)
     mqtt: Mqtt = Mqtt()
+    monitor: Monitor = Monitor()
+    governor: Governor = Governor()
+    watch: Watch = Watch()
+    status: Status = Status()
 
     @property
     def device_id(self) -> str:
@@ -494,21 +675,31 @@ def _cross_check(deployment: Deployment) -> list[tuple[str, str]]:
         for index, name in enumerate(names):
             if name in names[:index]:
                 problems.append((f"{kind}[{index}].name", f"{name!r} is taken by an earlier entry"))
-    for index, stream in enumerate(deployment.streams):
-        if stream.model is not None and stream.model not in known:
-            problems.append(
-                (f"streams[{index}].model", f"there is no model {stream.model!r}; allowed: {', '.join(known)}")
-            )
     folders = [model.artifacts for model in deployment.models]
     for index, folder in enumerate(folders):
         if folder is not None and os.path.normpath(folder) in map(os.path.normpath, filter(None, folders[:index])):
             problems.append((f"models[{index}].artifacts", f"{folder!r} is the folder of an earlier entry"))
     for index, model in enumerate(deployment.models):
         problems += [(f"models[{index}].{key}", text) for key, text in _check_model(model)]
+        if model.lighter == model.name:
+            problems.append((f"models[{index}].lighter", "is the model itself"))
+        else:
+            problems += _check_model_name(f"models[{index}].lighter", model.lighter, known)
+    for index, stream in enumerate(deployment.streams):
+        problems += _check_model_name(f"streams[{index}].model", stream.model, known)
+        source = stream.source
+        if isinstance(source, Rtsp) and source.password_file is not None and source.username is None:
+            problems.append((f"streams[{index}].source.password_file", "needs source.username as well"))
     mqtt = deployment.mqtt
     if mqtt.password_file is not None and mqtt.username is None:
         problems.append(("mqtt.password_file", "needs mqtt.username as well"))
     return problems
+
+
+def _check_model_name(key: str, name: str | None, known: list[str]) -> list[tuple[str, str]]:
+    if name is None or name in known:
+        return []
+    return [(key, f"there is no model {name!r}; allowed: {', '.join(known)}")]
 
 
 def _check_model(model: Model) -> list[tuple[str, str]]:

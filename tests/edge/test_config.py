@@ -107,7 +107,7 @@ mqtt: {port: 70000}
         ({"mqtt": {"qos": 2}}, "mqtt.qos: is 2; allowed: 0, 1"),
         ({"mqtt": {"password_file": "pw"}}, "mqtt.password_file: needs mqtt.username as well"),
         ({"mqtt": {"password": "hunter2"}}, "mqtt.password: is not a known key; did you mean 'password_file'?"),
-        ({"streams": [{"name": "a", "source": {"type": "rtsp"}}]}, "streams[0].source.type: is 'rtsp'; allowed"),
+        ({"streams": [{"name": "a", "source": {"type": "hdmi"}}]}, "streams[0].source.type: is 'hdmi'; allowed"),
         ({"streams": [{"name": "a"}]}, "streams[0].source: is missing"),
         (
             {"streams": [{"name": "a", "source": {"type": "folder", "path": "x"}, "model": "cars"}]},
