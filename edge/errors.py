@@ -1,7 +1,7 @@
 """Errors a person can act on, cut by who must act. Each class carries the exit code that the commands end with.
 
 Programming mistakes stay ValueError and TypeError, keep their traceback and exit with 70.
-The codes are those of BSD's sysexits.h where it has one.
+The codes are those of BSD's sysexits.h where it has one; 79 is the first beyond them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ class ExitCode(IntEnum):
     UNAVAILABLE = 69
     INTERNAL = 70
     IO = 74
+    RESTART = 75
     CONFIG = 78
+    BROKEN = 79
     INTERRUPTED = 130
 
 
@@ -75,3 +77,19 @@ class ServiceError(EdgeError):
     """A service that the work needs, such as the MQTT broker, cannot be reached."""
 
     exit_code = ExitCode.UNAVAILABLE
+
+
+class RestartWantedError(EdgeError):
+    """The daemon has ended in good order to be started again, before a leak would end it in bad order."""
+
+    exit_code = ExitCode.RESTART
+
+
+class BrokenPartError(EdgeError):
+    """A part of the daemon kept failing; only a new process is left to try."""
+
+    exit_code = ExitCode.BROKEN
+
+
+class HungError(BrokenPartError):
+    """A part of the daemon does not come back, and threads cannot be killed: the process has to go."""

@@ -25,7 +25,6 @@ Kind: TypeAlias = Literal[
     "started",
     "stopping",
     "part_failed",
-    "part_restarted",
     "engine_hung",
     "restart_wanted",
     # reload
