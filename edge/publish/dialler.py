@@ -8,26 +8,18 @@ import threading
 import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from edge.backoff import backoff
 
-__all__ = ["Dialler", "backoff"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Dialler"]
 
 T = TypeVar("T")
 
 # A connection that has lasted this long was a good one: the next attempt after it comes soon again. One that the broker
 # cuts at once, as with two clients of one id, is not.
 _STEADY_AFTER_S = 10.0
-
-
-def backoff(
-    uniform: Callable[[float, float], float] = random.uniform, *, first_s: float = 0.5, cap_s: float = 30.0
-) -> Iterator[float]:
-    """Waiting times that double up to a cap, each shortened by up to half, so that a fleet does not retry in step."""
-    delay_s = first_s
-    while True:
-        yield delay_s * uniform(0.5, 1.0)
-        delay_s = min(cap_s, 2 * delay_s)
 
 
 class Dialler(Generic[T]):

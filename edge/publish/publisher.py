@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from edge import __version__
+from edge.backoff import backoff
 from edge.publish import mqtt
-from edge.publish.dialler import Dialler, backoff
+from edge.publish.dialler import Dialler
 from edge.publish.inbox import Inbox
 from edge.publish.message import encode_status, status_topic
 from edge.publish.outbox import Entry, Outbox

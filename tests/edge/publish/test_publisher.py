@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge import config
+from edge.backoff import backoff
 from edge.errors import ConfigError
-from edge.publish.dialler import Dialler, backoff
+from edge.publish.dialler import Dialler
 from edge.publish.inbox import Inbox
 from edge.publish.mqtt import Accepted, Acknowledged, Ended, Event, find_password
 from edge.publish.publisher import Publisher, outbox_path
