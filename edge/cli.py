@@ -50,7 +50,15 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point of the ``edge-daemon`` command."""
-    commandline.run(cli, "edge-daemon")
+    try:
+        commandline.run(cli, "edge-daemon")
+    except SystemExit as end:
+        if threading.active_count() > 1:
+            # A thread that native code does not give back: the interpreter's own way out could wait for it for ever.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(end.code if isinstance(end.code, int) else ExitCode.INTERNAL)
+        raise
 
 
 @cli.command(epilog=_example("edge-daemon run configs/demo.yaml --duration 10"))
@@ -75,7 +83,11 @@ def run(deployment: Path, *, duration_s: float | None, log_format: str, as_json:
     """Run the deployment until SIGTERM or Ctrl-C.
 
     On either, the last results are published and what the broker has not acknowledged stays in the outbox; a second
-    Ctrl-C ends at once.
+    Ctrl-C ends at once. SIGHUP reloads the deployment file: models and streams that changed are loaded beside what
+    runs, and take over when all of them are ready; otherwise what ran goes on. (Started from a terminal, SIGHUP means
+    that the terminal is gone, and stops.)
+
+    Exits with 75 to be started again before a leak uses up the memory, with 79 when a part hangs or keeps failing.
     """
     if log_format == "json":
         commandline.configure_logging(logging.getLogger("edge").level, structured=True)
@@ -83,9 +95,16 @@ def run(deployment: Path, *, duration_s: float | None, log_format: str, as_json:
 
     from edge import daemon
 
-    stop = threading.Event()
-    with _stopping_on_signals(stop):
-        summary = daemon.run(loaded, duration_s=duration_s, stop=stop)
+    stop, reload_wanted = threading.Event(), threading.Event()
+    with _handling_signals(stop, reload_wanted):
+        summary = daemon.run(
+            loaded,
+            duration_s=duration_s,
+            stop=stop,
+            reload_wanted=reload_wanted,
+            load=lambda: config.load(deployment),
+            path=deployment.absolute(),
+        )
     click.echo(json.dumps(dataclasses.asdict(summary)) if as_json else _describe(summary))
 
 
@@ -132,8 +151,9 @@ def schema(output: Path | None) -> None:
 
 
 @contextmanager
-def _stopping_on_signals(stop: threading.Event) -> Iterator[None]:
-    """Set ``stop`` on the first SIGTERM or SIGINT; a SIGINT after that ends the process."""
+def _handling_signals(stop: threading.Event, reload_wanted: threading.Event) -> Iterator[None]:
+    """Set ``stop`` on SIGTERM or SIGINT, ``reload_wanted`` on SIGHUP; a SIGINT after a stop ends the process."""
+    hangup = stop if sys.stderr.isatty() else reload_wanted
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
         if stop.is_set() and number == signal.SIGINT:
@@ -141,9 +161,9 @@ def _stopping_on_signals(stop: threading.Event) -> Iterator[None]:
             os.write(sys.stderr.fileno(), b"error: interrupted\n")
             os._exit(ExitCode.INTERRUPTED)
         # Not from here: the handler may have interrupted a wait for this very event while that holds the event's lock.
-        _thread.start_new_thread(stop.set, ())
+        _thread.start_new_thread((hangup if number == signal.SIGHUP else stop).set, ())
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     try:
         yield
     finally:

@@ -671,10 +671,8 @@ def _cross_check(deployment: Deployment) -> list[tuple[str, str]]:
     """Find what no single key can show: (key, what is wrong)."""
     problems: list[tuple[str, str]] = []
     known = [model.name for model in deployment.models]
-    for kind, names in (("models", known), ("streams", [stream.name for stream in deployment.streams])):
-        for index, name in enumerate(names):
-            if name in names[:index]:
-                problems.append((f"{kind}[{index}].name", f"{name!r} is taken by an earlier entry"))
+    problems += _check_taken("models", known)
+    problems += _check_taken("streams", [stream.name for stream in deployment.streams])
     folders = [model.artifacts for model in deployment.models]
     for index, folder in enumerate(folders):
         if folder is not None and os.path.normpath(folder) in map(os.path.normpath, filter(None, folders[:index])):
@@ -694,6 +692,14 @@ def _cross_check(deployment: Deployment) -> list[tuple[str, str]]:
     if mqtt.password_file is not None and mqtt.username is None:
         problems.append(("mqtt.password_file", "needs mqtt.username as well"))
     return problems
+
+
+def _check_taken(kind: str, names: list[str]) -> list[tuple[str, str]]:
+    return [
+        (f"{kind}[{index}].name", f"{name!r} is taken by an earlier entry")
+        for index, name in enumerate(names)
+        if name in names[:index]
+    ]
 
 
 def _check_model_name(key: str, name: str | None, known: list[str]) -> list[tuple[str, str]]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from edge.tasks import Task
     from edge.types import Detection, Frame, Image, Letterbox, Tensors
 
-__all__ = ["Pipeline", "open_pipeline"]
+__all__ = ["Pipeline", "digest_to_run", "open_pipeline"]
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +75,11 @@ class Pipeline:
         """What runs, for logs."""
         width, height = self._preprocess.model_wh
         return f"{self.name}: {self.precision}, {width}x{height}, {self.task.layout}, on {self.engine.description}"
+
+    @property
+    def input_wh(self) -> tuple[int, int]:
+        """Width and height of the pictures that the model takes."""
+        return self._preprocess.model_wh
 
     def warm_up(self) -> None:
         """Run once on a grey picture, so that the first real frame does not pay for lazy allocations."""
@@ -134,6 +139,15 @@ class Pipeline:
             if array.dtype.kind == "f" and array.size and np.isnan(np.min(array)):
                 raise ModelError(f"{self.name}: output '{name}' holds NaN")
         return self.task.decode(outputs, letterbox)
+
+
+def digest_to_run(model: config.Model) -> str:
+    """SHA-256 of the file that ``open_pipeline`` would open now.
+
+    Raises:
+        ModelError: a file is missing, or was calibrated for something else.
+    """
+    return artifact_of(model).sha256
 
 
 @contextmanager

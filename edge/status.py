@@ -62,6 +62,10 @@ class StreamState:
     """Seconds since the newest frame; None before the first."""
     latency_s: Histogram
     """From capture to decoded objects."""
+    fps_in: float = 0.0
+    """Frames a second that arrived, over the last ten seconds."""
+    fps: float = 0.0
+    """Frames a second that became results, over the last ten seconds."""
 
 
 @dataclass(frozen=True, slots=True)

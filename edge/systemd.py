@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["notify"]
+__all__ = ["notify", "watchdog_period_s"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,3 +41,16 @@ def notify(*assignments: str, environ: Mapping[str, str] = os.environ) -> bool:
         logger.warning("cannot notify systemd at %s: %s", environ["NOTIFY_SOCKET"], error.strerror or error)
         return False
     return True
+
+
+def watchdog_period_s(environ: Mapping[str, str] = os.environ, *, pid: int | None = None) -> float | None:
+    """How often to send ``WATCHDOG=1``: half of what the unit's WatchdogSec allows, as sd_watchdog_enabled(3) advises.
+
+    Returns:
+        Seconds, or None where no watchdog waits for this process.
+    """
+    text = environ.get("WATCHDOG_USEC", "")
+    meant_for = environ.get("WATCHDOG_PID", "")
+    if not text.isdigit() or int(text) == 0 or (meant_for and meant_for != str(pid or os.getpid())):
+        return None
+    return int(text) / 2e6

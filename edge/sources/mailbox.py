@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from edge.status import DropReason
 
 __all__ = ["Mailbox", "take_turns"]
 
@@ -15,22 +18,28 @@ T = TypeVar("T")
 _POLL_S = 0.2
 
 
+def _overload() -> DropReason:
+    return "overload"
+
+
 class Mailbox(Generic[T]):
-    """One slot. Putting never blocks: what was not taken in time is replaced, and counted.
+    """One slot. Putting does not block: what was not taken in time is replaced, and counted.
 
     Latency is bounded by that: nothing waits for longer than one round of inference.
     """
 
-    def __init__(self, bell: threading.Condition | None = None) -> None:
+    def __init__(self, bell: threading.Condition | None = None, *, why: Callable[[], DropReason] = _overload) -> None:
         """Make an empty one.
 
         Args:
             bell: guards the mailbox and rings when something changes; several mailboxes of one reader share theirs.
+            why: says why an item that is replaced now was not taken.
         """
         self.bell = bell or threading.Condition()
+        self.dropped_by: Counter[DropReason] = Counter()
+        self._why = why
         self._item: T | None = None
         self._put = 0
-        self._dropped = 0
         self._closed = False
 
     @property
@@ -41,7 +50,7 @@ class Mailbox(Generic[T]):
     @property
     def dropped(self) -> int:
         """How many of them were replaced or discarded before anybody took them."""
-        return self._dropped
+        return self.dropped_by.total()
 
     @property
     def waiting(self) -> bool:
@@ -60,16 +69,31 @@ class Mailbox(Generic[T]):
         with self.bell:
             self._put += 1
             if self._closed:
-                self._dropped += 1
+                self.dropped_by["stopped"] += 1
                 return
-            self._dropped += self._item is not None
+            if self._item is not None:
+                self.dropped_by[self._why()] += 1
             self._item = item
             self.bell.notify_all()
+
+    def wait_empty(self, until: Callable[[], bool]) -> None:
+        """Wait until what was put in has been taken, for a source whose every item counts, or ``until`` says so."""
+        with self.bell:
+            while self._item is not None and not self._closed and not until():
+                self.bell.wait(_POLL_S)
+
+    def miss(self, count: int) -> None:
+        """Count items that came, and were replaced by newer ones before they could be put in."""
+        with self.bell:
+            self._put += count
+            self.dropped_by[self._why()] += count
 
     def take(self) -> T | None:
         """Take the item out, or None if there is none."""
         with self.bell:
             item, self._item = self._item, None
+            if item is not None:
+                self.bell.notify_all()
             return item
 
     def close(self) -> None:
@@ -82,37 +106,52 @@ class Mailbox(Generic[T]):
         """Close it and drop what waits."""
         with self.bell:
             self.close()
-            self._dropped += self._item is not None
+            self.dropped_by["stopped"] += self._item is not None
             self._item = None
 
 
 def take_turns(
-    mailboxes: Sequence[Mailbox[T]], stop: threading.Event, *, busy: Callable[[], bool] = lambda: False
+    mailboxes: Callable[[], Sequence[Mailbox[T]]],
+    bell: threading.Condition,
+    until: Callable[[], bool],
+    *,
+    busy: Callable[[], bool] = lambda: False,
+    due_in_s: Callable[[], float] = lambda: 0.0,
 ) -> Iterator[T | None]:
-    """Yield what arrives in mailboxes that share a bell, each in its turn, so that a fast one can't starve the others.
+    """Yield what arrives in mailboxes, each in its turn, so that a fast one can't starve the others.
 
-    Ends when all are exhausted or ``stop`` is set. While the reader is ``busy`` with what it took before, it is not
+    Ends when all are exhausted or ``until`` says so. While the reader is ``busy`` with what it took before, it is not
     made to wait: nothing to take is then a None.
+
+    Args:
+        mailboxes: those that there are now; they share ``bell``.
+        bell: rings when something arrives, or when another of these arguments would answer differently.
+        until: ends the turns.
+        busy: whether the reader has something else to do.
+        due_in_s: seconds until the next item may be taken; infinity while none may.
     """
-    bell = mailboxes[0].bell
     turn = 0
-    while not stop.is_set():
-        item = None
-        for offset in range(len(mailboxes)):
-            index = (turn + offset) % len(mailboxes)
-            item = mailboxes[index].take()
-            if item is not None:
-                turn = index + 1
-                break
-        if item is not None:
-            yield item
+    while not until():
+        wait_s = due_in_s()
+        if wait_s <= 0:
+            boxes = mailboxes()
+            for index in (*range(turn, len(boxes)), *range(min(turn, len(boxes)))):
+                item = boxes[index].take()
+                if item is not None:
+                    turn = index + 1
+                    yield item
+                    break
+            else:
+                wait_s = _POLL_S
+        if wait_s <= 0:
             continue
         if busy():
             yield None
             continue
         with bell:
+            boxes = mailboxes()
             # Looked at again under the bell's lock, so that no ring between the two is missed.
-            if all(mailbox.exhausted for mailbox in mailboxes):
+            if boxes and all(mailbox.exhausted for mailbox in boxes):
                 return
-            if not any(mailbox.waiting for mailbox in mailboxes):
-                bell.wait(_POLL_S)
+            if due_in_s() > 0 or not any(mailbox.waiting for mailbox in boxes):
+                bell.wait(min(_POLL_S, wait_s))

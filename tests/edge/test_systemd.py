@@ -4,12 +4,12 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from edge.systemd import notify
+import pytest
+
+from edge.systemd import notify, watchdog_period_s
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 
 def test_without_a_service_manager_nothing_is_sent() -> None:
@@ -51,3 +51,23 @@ def test_a_manager_that_does_not_listen_is_a_warning(tmp_path: Path, caplog: pyt
 
     assert told is False
     assert "cannot notify systemd" in caplog.text
+
+
+def test_the_watchdog_is_fed_twice_as_often_as_the_unit_asks() -> None:
+    environ = {"WATCHDOG_USEC": "20000000", "WATCHDOG_PID": "7"}
+
+    assert watchdog_period_s(environ, pid=7) == 10.0
+    assert watchdog_period_s({"WATCHDOG_USEC": "20000000"}, pid=7) == 10.0
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"WATCHDOG_USEC": "0"},
+        {"WATCHDOG_USEC": "soon"},
+        {"WATCHDOG_USEC": "20000000", "WATCHDOG_PID": "8"},  # a child's environment: the parent is the one watched
+    ],
+)
+def test_without_a_watchdog_for_this_process_nothing_is_fed(environ: dict[str, str]) -> None:
+    assert watchdog_period_s(environ, pid=7) is None
