@@ -106,6 +106,8 @@ class PublisherState:
     """Results that wait."""
     location: str
     """Where they wait: a file, or memory."""
+    taken_up: int = 0
+    """Results that an earlier run left in the outbox. published + taken_up = acknowledged + dropped + pending."""
 
 
 @dataclass(frozen=True, slots=True)

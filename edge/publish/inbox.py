@@ -7,6 +7,8 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
+from edge.publish.message import is_result
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -18,14 +20,14 @@ class Inbox:
 
     def __init__(self, limit: int) -> None:
         """Make an empty one for up to ``limit`` messages."""
-        self.put_count = 0
-        self.dropped = 0
+        self.results_put = 0
+        self.results_dropped = 0
         self._limit = limit
         self._lock = threading.Lock()
         self._messages: deque[tuple[str, bytes]] = deque()
         self._rung = False
         self._closed = False
-        # The reader waits in select() for the network, which only a socket can end.
+        # The reader waits for the network, which only a socket can end.
         self.bell, self._hammer = socket.socketpair()
         self.bell.setblocking(False)
         self._hammer.setblocking(False)
@@ -33,32 +35,42 @@ class Inbox:
     def __len__(self) -> int:
         return len(self._messages)
 
+    @property
+    def results(self) -> int:
+        """How many results are in it. Counts them."""
+        with self._lock:
+            return sum(is_result(topic) for topic, _ in self._messages)
+
     def put(self, topic: str, payload: bytes) -> None:
         """Add a message and ring. After ``close`` it stays here, unread."""
         with self._lock:
-            self.put_count += 1
+            self.results_put += is_result(topic)
             self._messages.append((topic, payload))
             if len(self._messages) > self._limit:
-                self._messages.popleft()
-                self.dropped += 1
-        self.ring()
+                gone, _ = self._messages.popleft()
+                self.results_dropped += is_result(gone)
+            self._ring()
 
     def ring(self) -> None:
         """Make ``bell`` readable until the reader empties the inbox."""
         with self._lock:
-            if not self._rung and not self._closed:
-                self._rung = True
-                self._hammer.send(b"\0")
+            self._ring()
 
     def empty_into(self, take: Callable[[str, bytes], None]) -> None:
-        """Pass every message on, oldest first, and silence the bell."""
+        """Silence the bell and pass every message on, oldest first. What ``take`` has not seen when it raises stays."""
         with self._lock:
             if self._rung:
                 self._rung = False
-                self.bell.recv(1)
+                if not self._closed:
+                    self.bell.recv(1)
             messages, self._messages = self._messages, deque()
-        for topic, payload in messages:
-            take(topic, payload)
+        try:
+            while messages:
+                take(*messages.popleft())
+        finally:
+            if messages:
+                with self._lock:
+                    self._messages.extendleft(reversed(messages))
 
     def close(self) -> None:
         """Close the bell's sockets."""
@@ -66,3 +78,8 @@ class Inbox:
             self._closed = True
             self.bell.close()
             self._hammer.close()
+
+    def _ring(self) -> None:
+        if not self._rung and not self._closed:
+            self._rung = True
+            self._hammer.send(b"\0")

@@ -1,15 +1,16 @@
-"""What is said over MQTT: results and status as JSON. Pure: no socket, no file; clock and randomness come in.
+"""What is said over MQTT: results, events and status as JSON. Pure: no socket, no file; clock and randomness come in.
 
 The schemas in ``schemas/`` are the contract, and docs/mqtt.md explains it. Within a version, fields are only added.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -19,9 +20,28 @@ from edge.masks import encode_rle
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from edge.events import Event
     from edge.types import Detection, Result
 
-__all__ = ["ModelIdentity", "UlidSource", "encode_result", "encode_status", "results_topic", "status_topic", "ulid"]
+__all__ = [
+    "RESULTS_SUFFIX",
+    "ModelIdentity",
+    "UlidSource",
+    "encode_event",
+    "encode_result",
+    "encode_status",
+    "events_topic",
+    "is_result",
+    "json_value",
+    "results_topic",
+    "status_topic",
+    "telemetry_topic",
+    "ulid",
+    "utc_text",
+]
+
+RESULTS_SUFFIX = "/results"
+"""How the topic of every result ends, and no other."""
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -84,12 +104,26 @@ class _ResultMessage(Struct, frozen=True, kw_only=True):
     objects: list[_Object]
 
 
-class _StatusMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class _EventMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     # A field that equals its default is left out, so what is required has none.
+    schema: Literal["edge.event/1"]
+    id: str
+    device: str
+    at: str
+    kind: str
+    severity: Literal["info", "warning", "error"]
+    text: str
+    stream: str | None = None
+    model: str | None = None
+    fields: Mapping[str, Any]
+
+
+class _StatusMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     schema: Literal["edge.status/1"]
     device: str
     state: Literal["online", "offline"]
-    reason: Literal["stopped", "connection lost"] | None = None
+    health: Literal["ok", "degraded"] | None = None
+    reason: str | None = None
     at: str | None = None
     version: str | None = None
     streams: Sequence[str] | None = None
@@ -98,7 +132,22 @@ class _StatusMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def results_topic(prefix: str, device: str, stream: str) -> str:
     """Where the results of a stream go."""
-    return f"{prefix}/{device}/{stream}/results"
+    return f"{prefix}/{device}/{stream}{RESULTS_SUFFIX}"
+
+
+def is_result(topic: str) -> bool:
+    """Whether results go there."""
+    return topic.endswith(RESULTS_SUFFIX)
+
+
+def events_topic(prefix: str, device: str) -> str:
+    """Where the device says what has happened."""
+    return f"{prefix}/{device}/events"
+
+
+def telemetry_topic(prefix: str, device: str) -> str:
+    """Where the device says how it is."""
+    return f"{prefix}/{device}/telemetry"
 
 
 def status_topic(prefix: str, device: str) -> str:
@@ -154,17 +203,59 @@ def encode_result(result: Result, *, message_id: str, device: str, model: ModelI
             total=round(latency.total_ms, 3),
         ),
         model=model,
-        image=_Image(width=width, height=height, name=frame.name),
+        image=_Image(width=width, height=height, name=None if frame.name is None else _text(frame.name)),
         objects=[_object(detection) for detection in result.detections],
     )
     return msgspec.json.encode(message)
+
+
+def encode_event(event: Event, *, message_id: str, device: str) -> bytes:
+    """One event as JSON, as ``schemas/event.schema.json`` describes it. Never raises for what its fields hold."""
+    message = _EventMessage(
+        schema="edge.event/1",
+        id=message_id,
+        device=device,
+        at=utc_text(event.at_utc_us),
+        kind=event.kind,
+        severity=event.severity,
+        text=_text(event.text),
+        stream=event.stream,
+        model=event.model,
+        fields={_text(str(key)): json_value(value) for key, value in event.fields.items()},
+    )
+    return msgspec.json.encode(message)
+
+
+def json_value(value: Any) -> Any:
+    """The nearest value that JSON has.
+
+    numpy's numbers and arrays become numbers and lists; NaN and infinities, which JSON lacks, null; what is left over,
+    such as a path, its text.
+    """
+    if isinstance(value, str):
+        return _text(value)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        # Beyond 64 bits most readers of JSON lose digits, and msgspec refuses.
+        return int(value) if -(1 << 63) <= value < 1 << 64 else str(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {_text(str(key)): json_value(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [json_value(item) for item in value]
+    if hasattr(value, "tolist"):  # numpy's arrays and scalars alike
+        return json_value(value.tolist())
+    return _text(str(value))
 
 
 def encode_status(
     state: Literal["online", "offline"],
     *,
     device: str,
-    reason: Literal["stopped", "connection lost"] | None = None,
+    health: Literal["ok", "degraded"] | None = None,
+    reason: str | None = None,
     at_utc_us: int | None = None,
     version: str | None = None,
     streams: Sequence[str] | None = None,
@@ -175,13 +266,19 @@ def encode_status(
         schema="edge.status/1",
         device=device,
         state=state,
-        reason=reason,
+        health=health,
+        reason=None if reason is None else _text(reason),
         at=None if at_utc_us is None else utc_text(at_utc_us),
         version=version,
         streams=streams,
         models=models,
     )
     return msgspec.json.encode(message)
+
+
+def _text(text: str) -> str:
+    """Without lone surrogates, which file names of another encoding bring along and UTF-8 cannot hold."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _object(detection: Detection) -> _Object:

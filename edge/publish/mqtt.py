@@ -145,21 +145,27 @@ class PahoLink:
         self._events: list[Event] = []
         self._accepted = False
         self._ended = False
-        self._properties = None
-        if section.protocol == "5":
-            self._properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
-            self._properties.PayloadFormatIndicator = 1
-            self._properties.ContentType = "application/json"
+        self._properties = self._make_properties() if section.protocol == "5" else None
         client.on_connect = self._on_connect
         client.on_publish = self._on_publish
         client.on_disconnect = self._on_disconnect
 
-    def send(self, topic: str, payload: bytes, *, retain: bool = False) -> int:
-        """Hand over a message and return the number that its ``Acknowledged`` will carry."""
+    def send(self, topic: str, payload: bytes, *, qos: int, retain: bool = False, expiry_s: int | None = None) -> int:
+        """Hand over a message, without blocking, and return the number that its ``Acknowledged`` will carry.
+
+        Args:
+            topic: where it goes.
+            payload: what it says.
+            qos: 0 or 1.
+            retain: whether the broker keeps it for those who subscribe later.
+            expiry_s: after so long the broker need not deliver it any more (MQTT 5 only).
+        """
+        properties = self._properties
+        if properties is not None and expiry_s is not None:
+            properties = self._make_properties()
+            properties.MessageExpiryInterval = expiry_s
         # The number paho returns beside it is of no use: a message is delivered when its acknowledgement says so.
-        return self._client.publish(
-            topic, payload, qos=self._section.qos, retain=retain, properties=self._properties
-        ).mid
+        return self._client.publish(topic, payload, qos=qos, retain=retain, properties=properties).mid
 
     def poll(self, timeout_s: float, wake: socket.socket) -> list[Event]:
         """Wait for the network, for ``wake`` to become readable, or for the time to pass; then say what happened."""
@@ -191,6 +197,13 @@ class PahoLink:
         connection = self._client.socket()
         if connection is not None:
             connection.close()
+
+    @staticmethod
+    def _make_properties() -> Properties:
+        properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+        properties.PayloadFormatIndicator = 1
+        properties.ContentType = "application/json"
+        return properties
 
     def _take_events(self) -> list[Event]:
         events, self._events = self._events, []

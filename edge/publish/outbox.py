@@ -1,11 +1,12 @@
-"""Results that the broker has not acknowledged yet: in order, bounded in bytes, on disk where a path is given.
+"""Messages that the broker has not acknowledged yet: in order, bounded in bytes, on disk where a path is given.
 
-A result is first kept in memory; ``flush`` then moves what is still unacknowledged to SQLite in one transaction. One
-row a transaction costs 16 KB of writes for a result of 600 bytes, twenty rows a fifth of that, and a result that is
-acknowledged before the next flush never touches the flash at all. So a crash of the process loses at most what came
-since the last flush. Disk trouble never raises: results then stay in memory, and the log says so once.
+Results and events wait in one order; what is counted are the results. A message is first kept in memory; ``flush`` then
+moves what is still unacknowledged to SQLite in one transaction. One row a transaction costs 16 KB of writes for a
+result of 600 bytes, twenty rows a fifth of that, and what is acknowledged before the next flush never touches the flash
+at all. So a crash of the process loses at most what came since the last flush. Disk trouble never raises: messages then
+stay in memory, and the log says so once.
 
-Not thread-safe: one thread opens, uses and closes an outbox.
+Not thread-safe: one thread at a time uses an outbox, but it may be handed from one to another.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from edge.errors import ConfigError
+from edge.publish.message import RESULTS_SUFFIX, is_result
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,6 +34,9 @@ logger = logging.getLogger(__name__)
 _FORMAT = 1
 # What a row costs beside its texts: key, headers and its share of the tree's pages, rounded up.
 _ROW_BYTES = 32
+_IS_RESULT = f"substr(topic, -{len(RESULTS_SUFFIX)}) = '{RESULTS_SUFFIX}'"  # 1 or 0
+_OLDEST = f"SELECT seq, length(topic) + length(payload), {_IS_RESULT} FROM results WHERE seq > ? ORDER BY seq"  # noqa: S608
+_TOTALS = f"SELECT count(*), total(length(topic) + length(payload)), max(seq), total({_IS_RESULT}) FROM results"  # noqa: S608
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +65,14 @@ class Outbox:
             max_bytes: beyond it the oldest entries are dropped.
         """
         self.dropped = 0
+        """Results that were lost here, to the bound or with the disk."""
+        self.taken_up = 0
+        """Results that were found in the file."""
         self._path = path
         self._max_bytes = max_bytes
         self._fresh: dict[int, Entry] = {}  # not on disk yet, in order
         self._stored_count = 0  # on disk, neither acknowledged nor dropped
+        self._stored_results = 0  # of those, results
         self._bytes = 0  # of all that wait
         self._acked: set[int] = set()  # still on disk, to be deleted with the next flush
         self._floor = 0  # entries up to here were dropped; those on disk go with the next flush
@@ -86,6 +95,11 @@ class Outbox:
         return self._stored_count + len(self._fresh)
 
     @property
+    def results(self) -> int:
+        """How many of the entries that wait are results. Counts them."""
+        return self._stored_results + self._fresh_results()
+
+    @property
     def last_seq(self) -> int:
         """Of the newest entry ever appended here."""
         return self._next_seq - 1
@@ -101,7 +115,7 @@ class Outbox:
         return "memory" if self._in_memory else str(self._path)
 
     def append(self, topic: str, payload: bytes) -> None:
-        """Add the newest entry; beyond the bound the oldest go and are counted in ``dropped``."""
+        """Add the newest entry; beyond the bound the oldest go, and the results among them into ``dropped``."""
         entry = Entry(self._next_seq, topic, payload)
         self._next_seq += 1
         self._fresh[entry.seq] = entry
@@ -120,14 +134,18 @@ class Outbox:
             found += islice(newer, limit - len(found))
         return found
 
-    def ack(self, entry: Entry) -> None:
-        """Forget an entry that has been delivered, once for each. One that was dropped meanwhile is ignored."""
+    def ack(self, entry: Entry) -> bool:
+        """Forget an entry that has been delivered; return whether it still waited, and was not dropped meanwhile."""
         if self._fresh.pop(entry.seq, None) is not None:
             self._bytes -= entry.size_bytes
-        elif entry.seq > self._floor and entry.seq not in self._acked and self._database is not None:
+            return True
+        if entry.seq > self._floor and entry.seq not in self._acked and self._database is not None:
             self._acked.add(entry.seq)
             self._stored_count -= 1
+            self._stored_results -= is_result(entry.topic)
             self._bytes -= entry.size_bytes
+            return True
+        return False
 
     def flush(self) -> None:
         """Bring the disk up to date in one transaction: drop, delete, insert."""
@@ -147,6 +165,7 @@ class Outbox:
             self._fail(error)
             return
         self._stored_count += len(self._fresh)
+        self._stored_results += self._fresh_results()
         self._fresh.clear()
         self._acked.clear()
         self._floor_on_disk = self._floor
@@ -159,9 +178,10 @@ class Outbox:
         self.flush()
         if self._database is not None:
             if self._fresh:
-                logger.warning("outbox %s: %d results could not be written and are lost", self._path, len(self._fresh))
+                lost = self._fresh_results()
+                logger.warning("outbox %s: %d results could not be written and are lost", self._path, lost)
                 # Counted where the lost are, so that nobody reads that they wait in the file.
-                self.dropped += len(self._fresh)
+                self.dropped += lost
                 self._fresh.clear()
             self._database.close()
             self._database = None
@@ -180,10 +200,9 @@ class Outbox:
     def _drop_oldest(self) -> None:
         if self._stored_count:
             assert self._database is not None, "only a database stores entries"
-            query = "SELECT seq, length(topic) + length(payload) FROM results WHERE seq > ? ORDER BY seq"
             try:
-                with closing(self._database.execute(query, (self._floor,))) as rows:
-                    for seq, length in rows:
+                with closing(self._database.execute(_OLDEST, (self._floor,))) as rows:
+                    for seq, length, counts in rows:
                         if self._bytes <= self._max_bytes:
                             return
                         self._floor = seq
@@ -191,18 +210,28 @@ class Outbox:
                             continue
                         self._stored_count -= 1
                         self._bytes -= length + _ROW_BYTES
-                        self.dropped += 1
+                        self._stored_results -= counts
+                        self.dropped += counts
             except sqlite3.Error as error:
                 self._fail(error)
                 # What cannot be read cannot be sent either.
-                self.dropped += self._stored_count
-                self._stored_count = 0
-                self._bytes = sum(entry.size_bytes for entry in self._fresh.values())
+                self._forget_stored()
         while self._bytes > self._max_bytes and self._fresh:
             entry = self._fresh.pop(next(iter(self._fresh)))
             self._floor = entry.seq
             self._bytes -= entry.size_bytes
-            self.dropped += 1
+            self.dropped += is_result(entry.topic)
+
+    def _fresh_results(self) -> int:
+        return sum(is_result(entry.topic) for entry in self._fresh.values())
+
+    def _forget_stored(self) -> None:
+        """What is on disk is lost, whether it is still there or not."""
+        self._acked.clear()
+        self._floor = next(iter(self._fresh), self._next_seq) - 1
+        self.dropped += self._stored_results
+        self._stored_count = self._stored_results = 0
+        self._bytes = sum(entry.size_bytes for entry in self._fresh.values())
 
     def _open(self, path: Path) -> sqlite3.Connection | None:
         try:
@@ -213,10 +242,15 @@ class Outbox:
             logger.warning("outbox %s: cannot be opened (%s); results wait in memory only", path, _reason(error))
             return None
         except sqlite3.DatabaseError as error:
+            if path.suffix != ".db" and not _is_sqlite(path):
+                # A typing error in the deployment must not move somebody's file away.
+                text = f"mqtt.outbox.path: {path}: is a file of another kind; name one that ends in .db"
+                raise ConfigError([text]) from error
             return self._start_over(path, error)
 
     def _connect(self, path: Path) -> sqlite3.Connection:
-        database = sqlite3.connect(path, isolation_level=None, timeout=1)
+        # Whoever waits for a lock does not serve the network meanwhile, so not for long.
+        database = sqlite3.connect(path, isolation_level=None, timeout=1, check_same_thread=False)
         try:
             # EXCLUSIVE keeps a second daemon out, and needs no shared memory beside the WAL.
             database.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -236,22 +270,19 @@ class Outbox:
                 " (seq INTEGER PRIMARY KEY, topic TEXT NOT NULL, payload BLOB NOT NULL)"
             )
             database.execute(f"PRAGMA user_version = {_FORMAT}")
-            count, size, last = database.execute(
-                "SELECT count(*), total(length(topic) + length(payload)), max(seq) FROM results"
-            ).fetchone()
+            count, size, last, results = database.execute(_TOTALS).fetchone()
         except sqlite3.Error:
             database.close()
             raise
         self._stored_count = count
+        self._stored_results = int(results)
+        self.taken_up += self._stored_results
         self._bytes += int(size) + count * _ROW_BYTES
         self._next_seq = max(self._next_seq, (last or 0) + 1)
         return database
 
     def _start_over(self, path: Path, error: Exception) -> sqlite3.Connection | None:
         """Move a damaged file out of the way and begin with an empty one."""
-        if path.suffix != ".db" and not _is_sqlite(path):
-            # A typing error in the deployment must not move somebody's file away.
-            raise ConfigError([f"mqtt.outbox.path: {path}: is a file of another kind; name one that ends in .db"])
         aside = path.with_name(path.name + ".damaged")
         try:
             path.replace(aside)
@@ -279,10 +310,7 @@ class Outbox:
                 logger.warning("outbox %s: %s; results wait in memory until it can be written again", path, error)
             return
         database.close()
-        self._acked.clear()
-        self._floor = next(iter(self._fresh), self._next_seq) - 1
-        self._stored_count = 0
-        self._bytes = sum(entry.size_bytes for entry in self._fresh.values())
+        self._forget_stored()
         self._database = self._start_over(path, error)
         self._in_memory = self._database is None
 

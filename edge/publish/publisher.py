@@ -1,83 +1,63 @@
-"""Results to the broker, each until it is acknowledged, whatever the broker does. Owns the policy; ``mqtt`` the wire.
+"""Results, events, telemetry and status to the broker: what the rest of the daemon sees of it.
 
-One thread calls ``serve`` and owns everything behind it: the outbox, the connection and their bookkeeping. Other
-threads only put messages into a bounded inbox, so that no broker, disk or name server can hold up inference.
+One thread calls ``serve`` and does everything behind it (``edge.publish.courier``). Other threads only put messages
+into a bounded inbox, so that no broker, disk or name server can hold up inference.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
-import select
 import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from edge import __version__
-from edge.backoff import backoff
 from edge.publish import mqtt
-from edge.publish.dialler import Dialler
+from edge.publish.courier import Courier, Link
 from edge.publish.inbox import Inbox
-from edge.publish.message import encode_status, status_topic
-from edge.publish.outbox import Entry, Outbox
+from edge.publish.message import UlidSource, encode_event, events_topic
+from edge.publish.presence import Presence
+from edge.publish.telemetry import encode_telemetry
+from edge.status import PublisherState
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
 
     from edge import config
+    from edge.events import Event, Events
+    from edge.publish.courier import Dial
     from edge.publish.message import ModelIdentity
+    from edge.status import Snapshot
 
 __all__ = ["Counters", "Link", "Publisher", "outbox_path"]
 
 logger = logging.getLogger(__name__)
 
-# paho's own limit is 20 as well, and mosquitto's default Receive Maximum.
-_WINDOW = 20
 _INBOX_MESSAGES = 2000
-_FLUSH_PERIOD_S = 0.25
-_FLUSH_PERIOD_IN_TROUBLE_S = 10.0
-_ANSWER_TIMEOUT_S = 10.0
-_GOODBYE_S = 1.0
-# Fixed header, packet number and properties of a PUBLISH, generously.
-_PACKET_OVERHEAD_BYTES = 64
-# PUBACK codes that no repetition changes: invalid topic, packet too large, payload format invalid.
-_HOPELESS = frozenset({144, 149, 153})
-
-
-class Link(Protocol):
-    """A connection, as ``mqtt.dial`` gives it."""
-
-    def send(self, topic: str, payload: bytes, *, retain: bool = False) -> int:
-        """Hand over a message and return the number that its acknowledgement will carry."""
-
-    def poll(self, timeout_s: float, wake: socket.socket) -> list[mqtt.Event]:
-        """Wait for the network, for ``wake``, or for the time to pass; then say what happened."""
-
-    def goodbye(self) -> None:
-        """Leave in good order, so that the will is not published."""
-
-    def close(self) -> None:
-        """Free the connection."""
+# A supervisor starts ``serve`` again within this, if it does so at all.
+_RESTART_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What became of the messages: a snapshot, exact once ``serve`` has ended."""
+    """What became of the results: published + taken_up = acknowledged + dropped + pending, whenever it is looked at."""
 
     published: int
     """Handed to ``publish`` by this process."""
+    taken_up: int
+    """Found in the outbox, from an earlier process."""
     acknowledged: int
-    """Delivered by this process, those that an earlier one left included."""
+    """Delivered by this process."""
     dropped: int
-    """Lost to a bound, or refused by the broker for good."""
+    """Lost to a bound or with the disk, or refused by the broker for good."""
     pending: int
     """Waiting now."""
 
@@ -92,7 +72,7 @@ def outbox_path(section: config.Outbox, environ: Mapping[str, str] = os.environ)
 
 
 class Publisher:
-    """Publishes results and the device's status."""
+    """Publishes results, events, telemetry and the device's status. Every method but ``serve`` is for any thread."""
 
     def __init__(
         self,
@@ -100,48 +80,55 @@ class Publisher:
         *,
         device: str,
         streams: Sequence[str] = (),
-        dial: Callable[..., Link | mqtt.Ended] = mqtt.dial,
+        events: Events | None = None,
+        dial: Dial = mqtt.dial,
         environ: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.monotonic,
+        utc_clock_ns: Callable[[], int] = time.time_ns,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
         """Prepare; ``serve`` does the work, and ends before the block that this was opened in.
+
+        Args:
+            section: the broker.
+            device: what we are called there.
+            streams: what the status says is published.
+            events: told when results are dropped. Whatever else is emitted there comes in by ``publish_event``.
+            dial: opens a connection.
+            environ: where the password may be, and systemd's state directory.
+            clock: monotonic seconds.
+            utc_clock_ns: nanoseconds since the Unix epoch, for ids and time stamps; nothing waits for it.
+            uniform: a random number between two.
 
         Raises:
             ConfigError: the file that should hold the password cannot be read.
         """
         self.broker = f"{section.host}:{section.port}"
-        self._section = section
+        self.beat_at_s = clock()
+        """When ``serve`` took its last turn, by ``clock``."""
         self._device = device
-        self._streams = tuple(streams)
-        self._models: tuple[ModelIdentity, ...] = ()
-        self._dial = dial
-        self._password = mqtt.find_password(section, environ) if section.username is not None else None
-        self._outbox_path = outbox_path(section.outbox, environ)
-        self._clock, self._uniform = clock, uniform
-
-        # What other threads may touch.
+        self._events_topic = events_topic(section.topic, device)
+        self._clock, self._utc_clock_ns = clock, utc_clock_ns
         self._inbox = Inbox(_INBOX_MESSAGES)
-        self._drain_until_s: float | None = None
-        self._served = threading.Event()
-
-        # Of the serving thread; others read the numbers only.
-        self._outbox = Outbox(None, max_bytes=0)
-        self._dialler = Dialler(self._call, self._inbox.ring, clock=clock, uniform=uniform)
-        self._last_chance_taken = False
-        self._link: Link | None = None
-        self._accepted = False
-        self._in_flight: dict[int, Entry | None] = {}  # by number; None is a status message
-        self._window = _WINDOW
-        self._max_packet_bytes: int | None = None
-        self._sent_seq = 0
-        self._hold_delays = backoff(uniform)
-        self._hold_until_s: float | None = None
-        self._flush_at_s = 0.0
-        self._acknowledged = 0
-        self._refused = 0
-        self._trouble: str | None = "has not been reached yet"
-        self._reported: tuple[str, str] | None = None
+        self._presence = Presence(device, streams)
+        self._courier = Courier(
+            section,
+            device=device,
+            password=mqtt.find_password(section, environ) if section.username is not None else None,
+            outbox_path=outbox_path(section.outbox, environ),
+            inbox=self._inbox,
+            presence=self._presence,
+            events=events,
+            dial=dial,
+            clock=clock,
+            utc_clock_ns=utc_clock_ns,
+            uniform=uniform,
+        )
+        # So that the order of ids is the order of messages.
+        self._event_lock = threading.Lock()
+        self._new_event_id = UlidSource(utc_clock_ns)
+        self._changed = threading.Condition()
+        self._serving = self._ended = False
 
     def __enter__(self) -> Self:
         return self
@@ -149,232 +136,146 @@ class Publisher:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close what ``serve`` was woken by; the counters stay."""
-        self._inbox.close()
+        """Write what still waits and close the outbox; the numbers stay."""
+        with ExitStack() as stack:
+            stack.callback(self._inbox.close)
+            with self._changed:
+                self._ended = True
+                if self._serving:
+                    # It is stuck, or its owner has given it up: the outbox is still its own.
+                    logger.warning("the publishing thread has not ended; what it has not written yet is lost")
+                else:
+                    self._courier.close()
 
     def publish(self, topic: str, payload: bytes) -> None:
-        """Take a message. Never blocks: if the serving thread falls behind, the oldest goes and is counted."""
+        """Take a result. Never blocks: if the serving thread falls behind, the oldest goes and is counted."""
         self._inbox.put(topic, payload)
+
+    def publish_event(self, event: Event) -> None:
+        """Take an event; it waits among the results, and is kept like one. Never blocks."""
+        with self._event_lock:
+            payload = encode_event(event, message_id=self._new_event_id(), device=self._device)
+            self._inbox.put(self._events_topic, payload)
+
+    def publish_telemetry(self, snapshot: Snapshot, *, period_s: float | None = None) -> None:
+        """Send how the device is, if the broker is there now; it is never kept.
+
+        Args:
+            snapshot: the daemon as it is now.
+            period_s: when the next one comes. The broker forgets this one after twice that (MQTT 5).
+        """
+        if not self._courier.accepted:
+            return
+        payload = encode_telemetry(snapshot, at_utc_us=self._utc_clock_ns() // 1000)
+        self._courier.offer_telemetry(payload, expiry_s=None if period_s is None else math.ceil(2 * period_s))
+        self._inbox.ring()
+
+    def set_condition(self, reason: str | None) -> None:
+        """Have the status say why results do not flow as they should, or with None that all is well.
+
+        Costs nothing while it stays the same; what changes is said at most once a second.
+        """
+        if self._presence.set_condition(reason):
+            self._inbox.ring()
+
+    def announce(self, models: Sequence[ModelIdentity], streams: Sequence[str]) -> None:
+        """Have the status name what is loaded and published now."""
+        if self._presence.announce(models, streams):
+            self._inbox.ring()
 
     def drain(self, deadline_s: float) -> int:
         """Deliver what waits, say goodbye and end ``serve``; what is still left then stays in the outbox.
 
-        With a broker that cannot be reached this takes one more attempt, not the whole time.
+        With a broker that cannot be reached this takes one more attempt, not the whole time. Returns early as well if
+        ``serve`` has failed and nobody calls it again.
+
+        Args:
+            deadline_s: how long it takes at most.
 
         Returns:
-            How many messages are left.
+            How many results are left.
         """
-        self._drain_until_s = self._clock() + deadline_s
+        until_s = self._clock() + deadline_s
+        self._courier.drain(until_s)
         self._inbox.ring()
-        self._served.wait(deadline_s + 2 * _GOODBYE_S)
+        with self._changed:
+            while self._serving or not self._ended:
+                left_s = until_s - self._clock()
+                if left_s <= 0:
+                    break
+                if not self._changed.wait(left_s if self._serving else min(left_s, _RESTART_S)) and not self._serving:
+                    break
         return self.counters.pending
 
     @property
     def counters(self) -> Counters:
-        """What became of the messages so far."""
-        inbox, outbox = self._inbox, self._outbox
-        dropped = inbox.dropped + outbox.dropped + self._refused
-        return Counters(inbox.put_count, self._acknowledged, dropped, len(inbox) + len(outbox))
+        """What became of the results so far."""
+        courier = self._courier
+        # Read backwards along the way that a result takes, so that none is seen to arrive that has not set out. What
+        # is between inbox and outbox just now is pending as well, so that this is what is left, not what is counted.
+        acknowledged, dropped = courier.acknowledged, courier.dropped
+        taken_up, published = courier.taken_up, self._inbox.results_put
+        pending = published + taken_up - acknowledged - dropped
+        return Counters(published, taken_up, acknowledged, dropped, pending)
+
+    @property
+    def state(self) -> PublisherState:
+        """The publisher as it is now."""
+        counters = self.counters
+        return PublisherState(
+            broker=self.broker,
+            connected=self._courier.accepted,
+            trouble=self.trouble,
+            published=counters.published,
+            acknowledged=counters.acknowledged,
+            dropped=counters.dropped,
+            pending=counters.pending,
+            location=self.waits_in,
+            taken_up=counters.taken_up,
+        )
 
     @property
     def trouble(self) -> str | None:
         """Why nothing can be delivered now, as the end of a sentence about the broker; None if all is well."""
-        return self._trouble
+        return self._courier.trouble
 
     @property
     def waits_in(self) -> str:
         """Where undelivered messages wait: a file's path, or memory."""
-        return self._outbox.location
+        return self._courier.location
 
     def serve(self, models: Sequence[ModelIdentity] = ()) -> None:
         """Publish until ``drain``. The calling thread owns the outbox and the connection meanwhile.
 
+        After an exception it may be called again, from any thread: what was not acknowledged is sent again.
+
         Args:
             models: what the status says is loaded.
+
+        Raises:
+            ConfigError: the outbox's path names a file of another kind.
         """
-        self._models = tuple(models)
-        with ExitStack() as stack:
-            stack.callback(self._served.set)
-            max_bytes = int(self._section.outbox.max_mb * 1e6)
-            self._outbox = stack.enter_context(Outbox(self._outbox_path, max_bytes=max_bytes))
-            stack.callback(self._hang_up)
-            if len(self._outbox):
-                logger.info("outbox %s: %d results of an earlier run wait", self._outbox_path, len(self._outbox))
-            while not self._is_done():
-                self._step()
-            self._say_goodbye()
-
-    def _step(self) -> None:
-        """One turn: take in, connect if it is time, send, wait for something to happen, and note it."""
-        now_s = self._clock()
-        self._inbox.empty_into(self._outbox.append)
-        self._connect(now_s)
-        self._send(now_s)
-        if now_s >= self._flush_at_s:
-            self._outbox.flush()
-            self._flush_at_s = now_s + (_FLUSH_PERIOD_IN_TROUBLE_S if self._outbox.troubled else _FLUSH_PERIOD_S)
-        for event in self._wait(self._pause_s(now_s)):
-            self._note(event)
-
-    def _connect(self, now_s: float) -> None:
-        answer = self._dialler.answer()
-        if isinstance(answer, mqtt.Ended):
-            self._note(answer)
-        elif answer is not None:
-            self._link = answer
-        if self._link is not None:
-            if not self._accepted and now_s - self._dialler.started_at_s > _ANSWER_TIMEOUT_S:
-                protocol = self._section.protocol
-                self._note(mqtt.Ended("unreachable", f"does not answer; does it speak MQTT {protocol}?"))
-            return
-        if self._dialler.busy:
-            return
-        draining = self._drain_until_s is not None
-        if now_s >= self._dialler.due_at_s or (draining and not self._last_chance_taken):
-            self._last_chance_taken = draining
-            self._dialler.start()
-
-    def _call(self) -> Link | mqtt.Ended:
-        """Open a connection; runs in the dialler's thread."""
-        will = encode_status("offline", device=self._device, reason="connection lost")
-        link = self._dial(
-            self._section,
-            client_id=f"jetson-edge-{self._device}",
-            password=self._password,
-            will=(status_topic(self._section.topic, self._device), will),
-        )
-        if self._served.is_set() and not isinstance(link, mqtt.Ended):
-            link.close()
-        return link
-
-    def _send(self, now_s: float) -> None:
-        if self._link is None or not self._accepted:
-            return
-        if self._hold_until_s is not None:
-            if self._in_flight or now_s < self._hold_until_s:
+        with self._changed:
+            if self._ended:
                 return
-            self._hold_until_s = None
-            self._sent_seq = 0
-        room = self._window - len(self._in_flight)
-        if room <= 0 or self._sent_seq >= self._outbox.last_seq:
-            return
-        for entry in self._outbox.oldest(room, after=self._sent_seq):
-            self._sent_seq = entry.seq
-            packet_bytes = len(entry.topic) + len(entry.payload) + _PACKET_OVERHEAD_BYTES
-            if self._max_packet_bytes is not None and packet_bytes > self._max_packet_bytes:
-                # Sent nevertheless, it would end this connection and each one after it.
-                self._refuse(entry, f"takes packets of up to {self._max_packet_bytes} bytes")
-            else:
-                self._in_flight[self._link.send(entry.topic, entry.payload)] = entry
+            if self._serving:
+                raise RuntimeError("the publisher is being served already")
+            self._serving = True
+            self._changed.notify_all()
+        self._presence.announce(models)
+        with ExitStack() as stack:
+            stack.callback(self._leave)
+            # These in any case: what is lost with a thread is only its place in the window.
+            stack.callback(self._courier.flush)
+            stack.callback(self._courier.hang_up)
+            self._courier.open()
+            while not self._courier.done:
+                self.beat_at_s = self._clock()
+                self._courier.turn()
+            self._courier.say_goodbye()
+            self._ended = True
 
-    def _wait(self, timeout_s: float) -> list[mqtt.Event]:
-        if self._link is not None:
-            return self._link.poll(timeout_s, self._inbox.bell)
-        select.select([self._inbox.bell], [], [], timeout_s)
-        return []
-
-    def _pause_s(self, now_s: float) -> float:
-        """How long nothing is due."""
-        due = [now_s + 1.0, self._flush_at_s]
-        if self._link is None and not self._dialler.busy:
-            due.append(self._dialler.due_at_s)
-        if self._hold_until_s is not None and not self._in_flight:
-            due.append(self._hold_until_s)
-        if self._drain_until_s is not None:
-            due.append(min(self._drain_until_s, now_s + 0.05))
-        return max(0.0, min(due) - now_s)
-
-    def _note(self, event: mqtt.Event) -> None:
-        if isinstance(event, mqtt.Acknowledged):
-            self._note_answer(event)
-        elif isinstance(event, mqtt.Accepted):
-            self._accepted = True
-            self._window = min(_WINDOW, event.window or _WINDOW)
-            self._max_packet_bytes = event.max_packet_bytes
-            self._announce("online")
-            self._trouble = None
-            self._report("connected", f"is connected, {len(self._outbox)} results wait", logging.INFO)
-        else:
-            self._dialler.back_off(was_connected=self._accepted)
-            self._hang_up()
-            self._trouble = event.text
-            self._report(event.cause, event.text, logging.ERROR if event.cause == "refused" else logging.WARNING)
-
-    def _note_answer(self, answer: mqtt.Acknowledged) -> None:
-        entry = self._in_flight.pop(answer.mid, None)
-        if answer.code >= 128 and (entry is None or answer.code not in _HOPELESS):
-            # An access rule or a quota: somebody can mend it, so what was refused is kept, and sent again in order.
-            if self._hold_until_s is None:
-                self._hold_until_s = self._clock() + next(self._hold_delays)
-            self._trouble = f"takes no messages under {self._section.topic}/{self._device}/ ({answer.reason})"
-            self._report("denied", self._trouble, logging.ERROR)
-        elif entry is not None and answer.code >= 128:
-            self._refuse(entry, f"refuses it ({answer.reason})")
-        elif entry is not None:
-            self._outbox.ack(entry)
-            self._acknowledged += 1
-            if self._hold_until_s is None and self._trouble is not None:
-                self._trouble = None
-                self._hold_delays = backoff(self._uniform)
-                self._report("connected", "takes results again", logging.INFO)
-
-    def _refuse(self, entry: Entry, why: str) -> None:
-        self._outbox.ack(entry)
-        self._refused += 1
-        self._report("dropped", f"{why}: dropped a result of {len(entry.payload)} bytes", logging.WARNING)
-
-    def _announce(self, state: str) -> None:
-        assert self._link is not None, "only a connection can announce"
-        now_us = time.time_ns() // 1000
-        if state == "online":
-            payload = encode_status(
-                "online",
-                device=self._device,
-                at_utc_us=now_us,
-                version=__version__,
-                streams=self._streams,
-                models=self._models,
-            )
-        else:
-            payload = encode_status("offline", device=self._device, reason="stopped", at_utc_us=now_us)
-        topic = status_topic(self._section.topic, self._device)
-        self._in_flight[self._link.send(topic, payload, retain=True)] = None
-
-    def _is_done(self) -> bool:
-        if self._drain_until_s is None:
-            return False
-        if self._clock() >= self._drain_until_s:
-            return True
-        if self._accepted:
-            nothing_left = not len(self._inbox) and not len(self._outbox) and not self._in_flight
-            return nothing_left or self._hold_until_s is not None
-        return self._last_chance_taken and self._link is None and not self._dialler.busy
-
-    def _say_goodbye(self) -> None:
-        self._inbox.empty_into(self._outbox.append)
-        if self._link is None or not self._accepted:
-            return
-        self._announce("offline")
-        until_s = self._clock() + _GOODBYE_S
-        while self._accepted and None in self._in_flight.values() and self._clock() < until_s:
-            for event in self._wait(0.05):
-                self._note(event)
-        if self._link is not None:
-            self._link.goodbye()
-
-    def _hang_up(self) -> None:
-        """Forget the connection. What it had not acknowledged is sent again, in order, over the next one."""
-        if self._link is not None:
-            self._link.close()
-        self._link = None
-        self._accepted = False
-        self._in_flight.clear()
-        self._sent_seq = 0
-        self._hold_until_s = None
-
-    def _report(self, state: str, text: str, level: int) -> None:
-        """Log a change of state; what stays the same at every attempt is said once."""
-        if (state, text) == self._reported:
-            level = logging.DEBUG
-        self._reported = (state, text)
-        logger.log(level, "MQTT broker %s %s", self.broker, text)
+    def _leave(self) -> None:
+        with self._changed:
+            self._serving = False
+            self._changed.notify_all()
