@@ -67,7 +67,7 @@ class Dial(Protocol):
     """Opens connections, as ``mqtt.dial`` does."""
 
     def __call__(
-        self, section: config.Mqtt, *, client_id: str, password: mqtt.Password | None, will: tuple[str, bytes]
+        self, section: config.Mqtt, /, *, client_id: str, password: mqtt.Password | None, will: tuple[str, bytes]
     ) -> Link | mqtt.Ended:
         """Open one; blocks."""
 

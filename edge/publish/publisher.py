@@ -103,6 +103,7 @@ class Publisher:
         Raises:
             ConfigError: the file that should hold the password cannot be read.
         """
+        password = mqtt.find_password(section, environ) if section.username is not None else None
         self.broker = f"{section.host}:{section.port}"
         self.beat_at_s = clock()
         """When ``serve`` took its last turn, by ``clock``."""
@@ -114,7 +115,7 @@ class Publisher:
         self._courier = Courier(
             section,
             device=device,
-            password=mqtt.find_password(section, environ) if section.username is not None else None,
+            password=password,
             outbox_path=outbox_path(section.outbox, environ),
             inbox=self._inbox,
             presence=self._presence,

@@ -9,16 +9,20 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge import config
 from edge.backoff import backoff
 from edge.errors import ConfigError
+from edge.events import Event as Happening
+from edge.events import Events
 from edge.publish.dialler import Dialler
 from edge.publish.inbox import Inbox
 from edge.publish.mqtt import Accepted, Acknowledged, Ended, Event, find_password
+from edge.publish.outbox import Outbox
 from edge.publish.publisher import Publisher, outbox_path
+from edge.status import PublisherState
 
 if TYPE_CHECKING:
     import socket
@@ -27,6 +31,10 @@ if TYPE_CHECKING:
 
 TOPIC = "edge/dev/s/results"
 FATES = ("ack", "ack", "ack", "ack", "lost", "stuck", "stuck after delivery")
+
+
+class BoomError(Exception):
+    """What nobody has expected."""
 
 
 class FakeTime:
@@ -64,6 +72,8 @@ class FakeLink:
         fate = "ack" if topic.endswith("/status") else next(self._fates, "ack")
         if self._ended or self._stuck:
             return number
+        if fate == "boom":
+            raise BoomError
         if fate.startswith("stuck"):
             self._stuck = True
             if fate == "stuck after delivery":
@@ -268,17 +278,157 @@ def test_a_failure_of_our_own_while_dialling_is_not_taken_for_an_absent_broker()
         publisher.serve()
 
 
+def serve_until_it_ends(publisher: Publisher) -> None:
+    """What a supervisor does, with a thread for each attempt."""
+    while True:
+        failures: list[BoomError] = []
+
+        def attempt(failures: list[BoomError] = failures) -> None:
+            try:
+                publisher.serve()
+            except BoomError as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=attempt)
+        thread.start()
+        thread.join()
+        if not failures:
+            return
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(fates=st.lists(st.sampled_from([*FATES, "boom"]), max_size=30))
+def test_nothing_is_lost_when_the_thread_fails_and_another_goes_on(
+    fates: list[str], on_disk: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = str(tmp_path_factory.mktemp("outbox") / "outbox.db") if on_disk else None
+    broker = FakeBroker(fates)
+    section = config.Mqtt(outbox=config.Outbox(path=path))
+    with Publisher(
+        section, device="dev", dial=broker.dial, environ={}, clock=FakeTime(0.01), uniform=lambda *_: 0.0
+    ) as publisher:
+        supervisor = threading.Thread(target=serve_until_it_ends, args=(publisher,))
+        supervisor.start()
+        for index in range(30):
+            publisher.publish(TOPIC, str(index).encode())
+        publisher.drain(1e6)
+        supervisor.join(30)
+        assert not supervisor.is_alive()
+
+    counters = publisher.counters
+    first_time = [int(payload) for payload in dict.fromkeys(broker.delivered)]
+    assert first_time == list(range(len(first_time)))
+    assert counters.acknowledged + counters.pending == 30
+    assert counters.dropped == 0
+    assert all(link.closed for link in broker.links)
+
+
+def test_a_drain_while_nobody_serves_returns_before_its_deadline_and_the_results_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "outbox.db"
+    section = config.Mqtt(outbox=config.Outbox(path=str(path)))
+    broker = FakeBroker(["boom"])
+    with Publisher(section, device="dev", dial=broker.dial, environ={}) as publisher:
+        publisher.publish(TOPIC, b"1")
+        with pytest.raises(BoomError):
+            publisher.serve()
+        publisher.publish(TOPIC, b"2")
+
+        assert publisher.drain(1e6) == 2
+
+    with Outbox(path, max_bytes=1000) as outbox:
+        assert [entry.payload for entry in outbox.oldest(10)] == [b"1", b"2"]
+        assert outbox.taken_up == 2
+
+
+def test_it_cannot_be_served_twice_at_a_time_nor_after_its_end(wait_until: Callable[..., None]) -> None:
+    broker = FakeBroker([])
+    with Publisher(config.Mqtt(), device="dev", dial=broker.dial, environ={}) as publisher:
+        server = threading.Thread(target=publisher.serve)
+        server.start()
+        wait_until(lambda: publisher.state.connected, "the connection")
+
+        with pytest.raises(RuntimeError, match="served already"):
+            publisher.serve()
+
+        publisher.drain(1e6)
+        server.join(10)
+        publisher.serve()  # has nothing to do any more
+
+    assert len(broker.links) == 1
+
+
+def test_events_keep_their_order_when_the_clock_is_set_back_and_threads_emit_at_once() -> None:
+    broker = FakeBroker([])
+    clock_ns = iter(range(2_000_000_000_000_000_000, 0, -60_000_000_000))
+    with Publisher(
+        config.Mqtt(),
+        device="dev",
+        dial=broker.dial,
+        environ={},
+        clock=FakeTime(0.01),
+        utc_clock_ns=lambda: next(clock_ns),
+    ) as publisher:
+        events = Events(utc_clock_ns=lambda: next(clock_ns))
+        events.subscribe(publisher.publish_event)
+
+        def emit() -> None:
+            for _ in range(50):
+                events.emit("paused", "paused: tj is 91.2 C")
+
+        emitters = [threading.Thread(target=emit) for _ in range(4)]
+        for emitter in emitters:
+            emitter.start()
+        for emitter in emitters:
+            emitter.join()
+        server = threading.Thread(target=publisher.serve)
+        server.start()
+        publisher.drain(1e6)
+        server.join(10)
+
+    (link,) = broker.links
+    ids = [json.loads(payload)["id"] for topic, payload, _ in link.sent if topic == "edge/dev/events"]
+    assert len(ids) == 200
+    assert ids == sorted(set(ids))
+    assert dataclasses.astuple(publisher.counters) == (0, 0, 0, 0, 0)
+
+
+def test_the_state_tells_of_results_only_and_beats_with_every_turn(
+    wait_until: Callable[..., None], tmp_path: Path
+) -> None:
+    broker = FakeBroker(["stuck"])
+    section = config.Mqtt(outbox=config.Outbox(path=str(tmp_path / "outbox.db")))
+    with Publisher(
+        section, device="dev", dial=broker.dial, environ={}, clock=FakeTime(0.01), uniform=lambda *_: 0.0
+    ) as publisher:
+        publisher.publish(TOPIC, b"1")
+        publisher.publish_event(Happening("started", "ready", "info", 0))
+        before = publisher.state
+        began_s = publisher.beat_at_s
+        server = threading.Thread(target=publisher.serve)
+        server.start()
+        wait_until(lambda: publisher.state.acknowledged == 1, "the result to arrive at the second attempt")
+        after = publisher.state
+        assert publisher.beat_at_s > began_s
+        publisher.drain(1e6)
+        server.join(10)
+
+    location = str(tmp_path / "outbox.db")
+    assert before == PublisherState("127.0.0.1:1883", False, "has not been reached yet", 1, 0, 0, 1, location, 0)
+    assert after == PublisherState("127.0.0.1:1883", True, None, 1, 1, 0, 0, location, 0)
+
+
 def test_the_inbox_is_bounded_and_drops_the_oldest() -> None:
     inbox = Inbox(3)
     for index in range(5):
-        inbox.put("t", bytes([index]))
+        inbox.put(TOPIC if index else "edge/dev/events", bytes([index]))
     taken: list[bytes] = []
     inbox.empty_into(lambda _topic, payload: taken.append(payload))
     inbox.close()
     inbox.put("t", b"late")
 
     assert taken == [b"\2", b"\3", b"\4"]
-    assert inbox.dropped == 2
+    assert inbox.results_dropped == 1
     assert len(inbox) == 1
 
 
