@@ -6,7 +6,7 @@ Units stand in the names, as in ``edge.monitor.reading``; what is not known is l
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -121,7 +121,7 @@ def encode_telemetry(snapshot: Snapshot, *, at_utc_us: int) -> bytes:
     )
     if reading is not None:
         message = _with_reading(message, reading)
-    return msgspec.json.encode(json_value(msgspec.to_builtins(message)))
+    return msgspec.json.encode(_known(json_value(msgspec.to_builtins(message, enc_hook=json_value))))
 
 
 def _with_reading(message: _TelemetryMessage, reading: Reading) -> _TelemetryMessage:
@@ -193,6 +193,13 @@ def _model(model: ModelState) -> _Model:
         inferred=model.inferred,
         limit_fps=_rounded(model.limit_fps),
     )
+
+
+def _known(value: Any) -> Any:
+    """Without the null that a sensor's NaN has become: unknown is absent."""
+    if isinstance(value, dict):
+        return {key: _known(item) for key, item in value.items() if item is not None}
+    return [_known(item) for item in value] if isinstance(value, list) else value
 
 
 def _rounded(value: float | None) -> float | None:

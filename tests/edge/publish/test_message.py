@@ -13,13 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge.events import KINDS, Event
 from edge.publish.message import (
     ModelIdentity,
     UlidSource,
+    encode_event,
     encode_result,
     encode_status,
+    events_topic,
+    is_result,
+    json_value,
     results_topic,
     status_topic,
+    telemetry_topic,
     ulid,
     utc_text,
 )
@@ -120,7 +126,7 @@ def test_the_examples_of_the_documentation_keep_the_contract() -> None:
     examples = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", text, re.DOTALL)]
 
     kinds = [example["schema"].split("/")[0].removeprefix("edge.") for example in examples]
-    assert kinds == ["result", "status", "status", "status"]
+    assert kinds == ["result", "event", "telemetry", "status", "status", "status", "status"]
     for kind, example in zip(kinds, examples, strict=True):
         validator(kind).validate(example)
 
@@ -150,9 +156,104 @@ def test_the_three_statuses_keep_the_contract() -> None:
     assert not validator("status").is_valid(json.loads(encode_status("online", device="line3")))
 
 
+def test_a_status_says_why_results_do_not_flow() -> None:
+    known: dict[str, Any] = {"device": "line3", "at_utc_us": 0, "version": "0.1.0", "streams": ["belt"], "models": []}
+    fine = encode_status("online", health="ok", **known)
+    paused = encode_status("online", health="degraded", reason="paused: tj is 91.2 C", **known)
+    mute = encode_status("online", health="degraded", **known)
+    odd = encode_status("offline", device="line3", reason="paused: tj is 91.2 C")
+
+    assert [validator("status").is_valid(json.loads(status)) for status in (fine, paused, mute, odd)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_an_event_carries_what_the_contract_says() -> None:
+    event = Event("camera_lost", "stream gate: no frame", "warning", 1, "gate", "yolox", {"age_s": 5.5, "why": None})
+
+    message = json.loads(encode_event(event, message_id=ID, device="line3"))
+
+    validator("event").validate(message)
+    assert message == {
+        "schema": "edge.event/1",
+        "id": ID,
+        "device": "line3",
+        "at": "1970-01-01T00:00:00.000001Z",
+        "kind": "camera_lost",
+        "severity": "warning",
+        "text": "stream gate: no frame",
+        "stream": "gate",
+        "model": "yolox",
+        "fields": {"age_s": 5.5, "why": None},
+    }
+
+
+def test_the_schema_of_events_names_every_kind_and_takes_others() -> None:
+    schema = validator("event").schema
+    later: Any = "something_new"
+
+    assert tuple(schema["properties"]["kind"]["examples"]) == KINDS
+    message = json.loads(encode_event(Event(later, "new", "info", 0), message_id=ID, device="line3"))
+    validator("event").validate(message)
+    assert "stream" not in message
+    assert message["fields"] == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (float("nan"), None),
+        (float("-inf"), None),
+        (np.float32(1.5), 1.5),
+        (np.float64("nan"), None),
+        (np.int64(3), 3),
+        (np.bool_(True), True),
+        (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        (Path("/dev/video0"), "/dev/video0"),
+        ((1, {2: {"deep": np.float32("inf")}}), [1, {"2": {"deep": None}}]),
+        (1 << 70, str(1 << 70)),
+        ("caf\udce9", "caf?"),
+        (None, None),
+    ],
+)
+def test_fields_become_the_nearest_json(value: Any, expected: Any) -> None:
+    event = Event("paused", "caf\udce9", "info", 0, fields={"value": value})
+
+    message = json.loads(encode_event(event, message_id=ID, device="line3"))
+
+    assert message["fields"] == {"value": expected}
+    assert message["text"] == "caf?"
+
+
+@given(
+    st.recursive(
+        st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary()),
+        lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.one_of(st.text(), st.integers()), inner)),
+    )
+)
+def test_whatever_an_emitter_hands_over_becomes_json(value: Any) -> None:
+    message = json.loads(encode_event(Event("paused", "p", "info", 0, fields={"v": value}), message_id=ID, device="d"))
+
+    assert message["fields"]["v"] == json_value(value)
+
+
+def test_a_file_name_of_another_encoding_does_not_stop_the_results() -> None:
+    assert encoded(name="caf\udce9.jpg")["image"]["name"] == "caf?.jpg"
+
+
 def test_topics() -> None:
     assert results_topic("plant/edge", "line3", "belt") == "plant/edge/line3/belt/results"
     assert status_topic("plant/edge", "line3") == "plant/edge/line3/status"
+    assert events_topic("plant/edge", "line3") == "plant/edge/line3/events"
+    assert telemetry_topic("plant/edge", "line3") == "plant/edge/line3/telemetry"
+
+
+def test_only_results_go_to_topics_of_results() -> None:
+    assert is_result(results_topic("edge", "line3", "events"))
+    assert not any(is_result(topic("results", "results")) for topic in (events_topic, telemetry_topic, status_topic))
 
 
 def test_ulids_known_values() -> None:
