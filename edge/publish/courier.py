@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import random
-import select
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Protocol
@@ -207,9 +206,7 @@ class Courier:
         self._connect(now_s)
         self._send(now_s)
         self._losses.tell(self.dropped, now_s)
-        if now_s >= self._flush_at_s:
-            self.flush()
-            self._flush_at_s = now_s + (_FLUSH_PERIOD_IN_TROUBLE_S if self._opened.troubled else _FLUSH_PERIOD_S)
+        self._write(now_s)
         for event in self._wait(self._pause_s(now_s)):
             self._note(event)
 
@@ -346,15 +343,31 @@ class Courier:
             payload, expiry_s = offer
             self._telemetry_number = link.send(self._telemetry_topic, payload, qos=0, expiry_s=expiry_s)
 
+    def _write(self, now_s: float) -> None:
+        outbox = self._opened
+        if outbox.unopened:
+            if now_s >= self._flush_at_s and not self._in_flight:
+                self._flush_at_s = now_s + _FLUSH_PERIOD_IN_TROUBLE_S
+                if outbox.reopen():
+                    self._sent_seq = 0
+        elif not outbox.unwritten:
+            # The period begins with the first message: most are acknowledged within it and never touch the flash.
+            self._flush_at_s = now_s + _FLUSH_PERIOD_S
+        elif now_s >= self._flush_at_s:
+            outbox.flush()
+            self._flush_at_s = now_s + (_FLUSH_PERIOD_IN_TROUBLE_S if outbox.troubled else _FLUSH_PERIOD_S)
+
     def _wait(self, timeout_s: float) -> list[mqtt.Event]:
         if self._link is not None:
             return self._link.poll(timeout_s, self._inbox.bell)
-        select.select([self._inbox.bell], [], [], timeout_s)
+        self._inbox.wait(timeout_s)
         return []
 
     def _pause_s(self, now_s: float) -> float:
         """How long nothing is due."""
-        due = [now_s + 1.0, self._flush_at_s]
+        due = [now_s + 1.0]
+        if self._opened.unwritten:
+            due.append(self._flush_at_s)
         if self._link is None and not self._dialler.busy:
             due.append(self._dialler.due_at_s)
         if self._hold_until_s is not None and not self._in_flight:

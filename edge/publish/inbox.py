@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import select
 import socket
 import threading
 from collections import deque
@@ -55,6 +57,13 @@ class Inbox:
         """Make ``bell`` readable until the reader empties the inbox."""
         with self._lock:
             self._ring()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until the bell rings, or for the time to pass."""
+        # Not select(), which knows the first 1024 files of a process only.
+        poller = select.poll()
+        poller.register(self.bell, select.POLLIN)
+        poller.poll(math.ceil(timeout_s * 1000))
 
     def empty_into(self, take: Callable[[str, bytes], None]) -> None:
         """Silence the bell and pass every message on, oldest first. What ``take`` has not seen when it raises stays."""

@@ -8,6 +8,7 @@ and leaving cannot hang in ``loop_stop`` when the broker stops answering. The po
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import struct
@@ -175,13 +176,16 @@ class PahoLink:
             return self._take_events()
         # Bytes that TLS has decrypted already don't make the socket readable.
         buffered = hasattr(connection, "pending") and connection.pending() > 0
-        writing = [connection] if self._client.want_write() else []
-        waits = 0 if buffered or self._events else timeout_s
-        readable, writable, _ = select.select([connection, wake], writing, [], waits)
+        # Not select(), which knows the first 1024 files of a process only.
+        poller = select.poll()
+        poller.register(wake, select.POLLIN)
+        poller.register(connection, select.POLLIN | (select.POLLOUT if self._client.want_write() else 0))
+        waits_ms = 0 if buffered or self._events else math.ceil(timeout_s * 1000)
+        happened = dict(poller.poll(waits_ms)).get(connection.fileno(), 0)
         try:
-            if buffered or connection in readable:
+            if buffered or happened & ~select.POLLOUT:
                 self._client.loop_read()
-            if connection in writable:
+            if happened & select.POLLOUT:
                 self._client.loop_write()
             self._client.loop_misc()
         except _PARSE_ERRORS as error:

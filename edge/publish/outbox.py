@@ -79,6 +79,8 @@ class Outbox:
         self._floor_on_disk = 0
         self._next_seq = 1
         self._troubled = False
+        self._closed = False
+        self._why_unopened: str | None = None  # the reason that the log has
         self._database = None if path is None else self._open(path)
         self._in_memory = self._database is None
 
@@ -108,6 +110,17 @@ class Outbox:
     def troubled(self) -> bool:
         """Whether the last attempt to write failed; the next one is worth some patience."""
         return self._troubled
+
+    @property
+    def unwritten(self) -> bool:
+        """Whether ``flush`` has something to do."""
+        changed = self._fresh or self._acked or self._floor > self._floor_on_disk
+        return self._database is not None and bool(changed)
+
+    @property
+    def unopened(self) -> bool:
+        """Whether entries wait in memory though they should wait in a file; ``reopen`` may mend that."""
+        return self._database is None and self._path is not None and not self._closed
 
     @property
     def location(self) -> str:
@@ -150,7 +163,7 @@ class Outbox:
     def flush(self) -> None:
         """Bring the disk up to date in one transaction: drop, delete, insert."""
         database = self._database
-        if database is None or not (self._fresh or self._acked or self._floor > self._floor_on_disk):
+        if database is None or not self.unwritten:
             return
         try:
             database.execute("BEGIN IMMEDIATE")
@@ -173,8 +186,30 @@ class Outbox:
             self._troubled = False
             logger.info("outbox %s: can be written again", self._path)
 
+    def reopen(self) -> bool:
+        """Try once more to open the file; return whether that is new.
+
+        What it holds is older than what waits in memory, which therefore gets new numbers. So nobody may hold an entry.
+        """
+        if self._path is None or not self.unopened:
+            return False
+        self._database = self._open(self._path)
+        if self._database is None:
+            return False
+        logger.info("outbox %s: can be opened now", self._path)
+        self._in_memory = False
+        self._floor = self._floor_on_disk = 0
+        newer, self._fresh = self._fresh, {}
+        for entry in newer.values():
+            self._fresh[self._next_seq] = Entry(self._next_seq, entry.topic, entry.payload)
+            self._next_seq += 1
+        if self._bytes > self._max_bytes:
+            self._drop_oldest()
+        return True
+
     def close(self) -> None:
         """Flush and close the file."""
+        self._closed = True
         self.flush()
         if self._database is not None:
             if self._fresh:
@@ -239,7 +274,7 @@ class Outbox:
             return self._connect(path)
         except (sqlite3.OperationalError, OSError) as error:
             # A box whose flash has gone read-only shall still see and publish.
-            logger.warning("outbox %s: cannot be opened (%s); results wait in memory only", path, _reason(error))
+            self._complain("cannot be opened", error)
             return None
         except sqlite3.DatabaseError as error:
             if path.suffix != ".db" and not _is_sqlite(path):
@@ -269,7 +304,8 @@ class Outbox:
                 "CREATE TABLE IF NOT EXISTS results"
                 " (seq INTEGER PRIMARY KEY, topic TEXT NOT NULL, payload BLOB NOT NULL)"
             )
-            database.execute(f"PRAGMA user_version = {_FORMAT}")
+            if version != _FORMAT:  # which would need room on a disk that may be full
+                database.execute(f"PRAGMA user_version = {_FORMAT}")
             count, size, last, results = database.execute(_TOTALS).fetchone()
         except sqlite3.Error:
             database.close()
@@ -293,8 +329,15 @@ class Outbox:
             )
             return self._connect(path)
         except (sqlite3.Error, OSError) as second:
-            logger.warning("outbox %s: cannot be replaced (%s); results wait in memory only", path, _reason(second))
+            self._complain("cannot be replaced", second)
             return None
+
+    def _complain(self, what: str, error: Exception) -> None:
+        """Log why results wait in memory only, once for each reason."""
+        why = f"{what} ({_reason(error)})"
+        level = logging.DEBUG if why == self._why_unopened else logging.WARNING
+        self._why_unopened = why
+        logger.log(level, "outbox %s: %s; results wait in memory only", self._path, why)
 
     def _fail(self, error: sqlite3.Error) -> None:
         """Carry on after a failed read or write: on trouble with the disk retry later, on a damaged file start over."""

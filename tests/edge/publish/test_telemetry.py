@@ -168,7 +168,7 @@ def test_a_pause_is_a_limit_of_zero() -> None:
 
 
 def test_numbers_of_numpy_are_plain_numbers() -> None:
-    reading = Reading(1.0, Memory(8, 3, 0, 0, 1), {"cpu": np.float32(51.5)}, power_mw={"VDD_IN": np.int64(5)})  # type: ignore[dict-item]
+    reading = Reading(1.0, Memory(8, 3, 0, 0, 1), {"cpu": np.float32(51.5)}, power_mw={"VDD_IN": np.int64(5)})
 
     message = encoded(snapshot(reading))
 
