@@ -136,6 +136,20 @@ def dial(
     return link
 
 
+class _Packed(Properties):
+    """Properties of every message, encoded once: paho would do it for each, a tenth of what sending one costs."""
+
+    _encoded: bytes
+
+    def __init__(self, properties: Properties) -> None:
+        super().__init__(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+        # Plain assignment takes the names of MQTT's properties only.
+        object.__setattr__(self, "_encoded", properties.pack())  # type: ignore[no-untyped-call]
+
+    def pack(self) -> bytes:
+        return self._encoded
+
+
 class PahoLink:
     """A connection that ``poll`` drives. After ``Ended`` only ``close`` may be called."""
 
@@ -146,7 +160,7 @@ class PahoLink:
         self._events: list[Event] = []
         self._accepted = False
         self._ended = False
-        self._properties = self._make_properties() if section.protocol == "5" else None
+        self._properties = _Packed(self._make_properties()) if section.protocol == "5" else None
         client.on_connect = self._on_connect
         client.on_publish = self._on_publish
         client.on_disconnect = self._on_disconnect
@@ -161,7 +175,7 @@ class PahoLink:
             retain: whether the broker keeps it for those who subscribe later.
             expiry_s: after so long the broker need not deliver it any more (MQTT 5 only).
         """
-        properties = self._properties
+        properties: Properties | None = self._properties
         if properties is not None and expiry_s is not None:
             properties = self._make_properties()
             properties.MessageExpiryInterval = expiry_s

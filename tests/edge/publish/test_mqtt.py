@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import socket
 import subprocess
 import threading
 from contextlib import contextmanager
@@ -13,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from edge import config
+from edge.events import Events
 from edge.publish import mqtt
+from edge.publish.message import ModelIdentity
 from edge.publish.mqtt import Ended
 from edge.publish.publisher import Publisher
+from edge.status import GovernorState, PublisherState, Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -226,8 +230,6 @@ def test_a_broker_that_stops_answering_does_not_hold_up_the_end(broker: Any, wai
 
 
 def test_something_else_on_the_port_is_reported_as_such(free_port: Callable[[], int], wait_until: Any) -> None:
-    import socket
-
     with socket.create_server(("127.0.0.1", free_port())) as server:
 
         def answer() -> None:
@@ -264,3 +266,169 @@ def test_the_one_liner_of_the_documentation_shows_results(broker: Any) -> None:
         assert process.stdout is not None
 
         assert process.stdout.read() == b'edge/dev/s/results {"hello":1}\n'
+
+
+def wait_for_turns(publisher: Publisher, wait_until: Any) -> None:
+    """Wait until the serving thread has been seen to move a few times."""
+    for _ in range(3):
+        seen_s = publisher.beat_at_s
+        wait_until(lambda seen_s=seen_s: publisher.beat_at_s > seen_s, "another turn")
+
+
+def snapshot(uptime_s: float) -> Snapshot:
+    return Snapshot(
+        device="dev",
+        version="0.1.0",
+        deployment="",
+        started_at_utc_us=0,
+        uptime_s=uptime_s,
+        state="running",
+        streams=[],
+        models=[],
+        publisher=PublisherState("", True, None, 0, 0, 0, 0, "memory"),
+        parts=[],
+        governor=GovernorState("off", None, None, None, None),
+        reading=None,
+        event_counts={},
+    )
+
+
+@pytest.mark.parametrize("protocol", ["5", "3.1.1"])
+def test_events_wait_for_the_broker_in_order_with_the_results_and_telemetry_does_not(
+    make_broker: Any, ears: Any, wait_until: Any, protocol: Any
+) -> None:
+    late = make_broker()
+    gate = threading.Event()
+
+    def dial(*args: Any, **kwargs: Any) -> Any:
+        return mqtt.dial(*args, **kwargs) if gate.is_set() else Ended("unreachable", "is behind a closed gate")
+
+    with serving(config.Mqtt(port=late.port, protocol=protocol, qos=0), dial=dial) as publisher:
+        events = Events()
+        events.subscribe(publisher.publish_event)
+        publish(publisher, range(2))
+        events.emit("camera_lost", "stream s is lost", severity="warning", stream="s", age_s=5.5)
+        publish(publisher, range(2, 4))
+        publisher.publish_telemetry(snapshot(1.0), period_s=30)
+        late.start()
+        with ears(late.port) as subscriber:
+            gate.set()
+            wait_until(lambda: numbers_heard(subscriber) == [0, 1, 2, 3], "the results")
+            publisher.publish_telemetry(snapshot(2.0), period_s=30)
+            wait_until(lambda: subscriber.payloads("/telemetry"), "the telemetry")
+
+            order = [topic for topic, *_ in subscriber.heard if not topic.endswith(("/status", "/telemetry"))]
+            assert order == [TOPIC, TOPIC, "edge/dev/events", TOPIC, TOPIC]
+            (event,) = subscriber.payloads("/events")
+            assert json.loads(event)["fields"] == {"age_s": 5.5}
+            assert [json.loads(payload)["uptime_s"] for payload in subscriber.payloads("/telemetry")] == [2.0]
+    assert publisher.counters.acknowledged == 4
+
+
+def test_the_retained_status_tells_of_a_condition_and_of_a_reload(broker: Any, ears: Any, wait_until: Any) -> None:
+    with ears(broker.port, "edge/dev/status") as subscriber, serving(config.Mqtt(port=broker.port)) as publisher:
+        wait_until(lambda: len(subscriber.statuses()) == 1, "the first status")
+        publisher.set_condition("paused: tj is 91.2 C")
+        wait_until(lambda: len(subscriber.statuses()) == 2, "the pause")
+        publisher.set_condition(None)
+        publisher.announce([ModelIdentity.of("yolox", precision="int8", sha256="a" * 64)], ["belt"])
+        wait_until(lambda: subscriber.statuses()[-1].get("streams") == ["belt"], "the reload")
+
+        told = [(status["health"], status.get("reason")) for status in subscriber.statuses()]
+        assert told[:2] == [("ok", None), ("degraded", "paused: tj is 91.2 C")]
+        assert told[-1] == ("ok", None)
+        assert [model["name"] for model in subscriber.statuses()[-1]["models"]] == ["yolox"]
+
+
+def test_a_broker_that_does_not_read_holds_up_neither_turns_nor_the_end(broker: Any, wait_until: Any) -> None:
+    with Publisher(config.Mqtt(port=broker.port), device="dev", environ={}) as publisher:
+        server = threading.Thread(target=publisher.serve)
+        server.start()
+        wait_until(lambda: publisher.state.connected, "the connection")
+        broker.freeze()
+        for _ in range(20):  # more than the buffers of both sockets hold
+            publisher.publish(TOPIC, b"x" * 1_000_000)
+        wait_for_turns(publisher, wait_until)
+
+        left = publisher.drain(0.5)
+        server.join(20)
+
+    assert not server.is_alive()
+    assert left == 20
+
+
+@pytest.mark.parametrize("protocol", ["5", "3.1.1"])
+def test_a_port_that_takes_connections_and_never_answers_does_not_hold_up_turns(
+    free_port: Callable[[], int], wait_until: Any, protocol: Any
+) -> None:
+    with (
+        socket.create_server(("127.0.0.1", free_port())) as silent,
+        Publisher(config.Mqtt(port=silent.getsockname()[1], protocol=protocol), device="dev", environ={}) as publisher,
+    ):
+        server = threading.Thread(target=publisher.serve)
+        server.start()
+        publisher.publish(TOPIC, b"kept")
+        wait_for_turns(publisher, wait_until)
+
+        left = publisher.drain(0.5)
+        server.join(20)
+
+    assert not server.is_alive()
+    assert left == 1
+
+
+def test_a_name_server_that_does_not_answer_does_not_hold_up_turns(wait_until: Any) -> None:
+    answer = threading.Event()
+
+    def dial(*_: Any, **__: Any) -> Ended:
+        answer.wait(30)
+        return Ended("unreachable", "cannot be reached (Name or service not known)")
+
+    try:
+        with Publisher(config.Mqtt(), device="dev", environ={}, dial=dial) as publisher:
+            server = threading.Thread(target=publisher.serve)
+            server.start()
+            publisher.publish(TOPIC, b"kept")
+            wait_for_turns(publisher, wait_until)
+
+            assert publisher.drain(0.5) == 1
+            server.join(20)
+            assert not server.is_alive()
+    finally:
+        answer.set()
+
+
+def test_a_thread_that_failed_is_followed_by_another_over_a_new_connection(
+    broker: Any, ears: Any, wait_until: Any
+) -> None:
+    calls = iter(["go on", "fail", *["go on"] * 1000])
+
+    class FailingOnce(mqtt.PahoLink):
+        """Fails when the second message is sent."""
+
+        def send(self, topic: str, *args: Any, **kwargs: Any) -> int:
+            if topic == TOPIC and next(calls) == "fail":
+                raise ZeroDivisionError
+            return super().send(topic, *args, **kwargs)
+
+    def dial(*args: Any, **kwargs: Any) -> Any:
+        link = mqtt.dial(*args, **kwargs)
+        if isinstance(link, mqtt.PahoLink):
+            link.__class__ = FailingOnce
+        return link
+
+    with (
+        ears(broker.port) as subscriber,
+        Publisher(config.Mqtt(port=broker.port), device="dev", environ={}, dial=dial) as publisher,
+    ):
+        publish(publisher, range(50))
+        with pytest.raises(ZeroDivisionError):
+            publisher.serve()
+        server = threading.Thread(target=publisher.serve)
+        server.start()
+        wait_until(lambda: publisher.counters.acknowledged == 50, "everything to be acknowledged")
+        publisher.drain(10)
+        server.join(20)
+        wait_until(lambda: numbers_heard(subscriber)[-1:] == [49], "the last message")
+
+    assert list(dict.fromkeys(numbers_heard(subscriber))) == list(range(50))

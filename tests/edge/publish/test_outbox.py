@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import os
 import resource
+import shutil
 import signal
 import sqlite3
+import subprocess
 import tempfile
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +20,7 @@ from edge.errors import ConfigError
 from edge.publish.outbox import Outbox
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ROOMY = 1_000_000
 
@@ -334,3 +339,164 @@ def test_a_file_of_another_kind_is_not_moved_away(tmp_path: Path) -> None:
         use()
 
     assert path.read_text() == "version: 1"
+
+
+@pytest.fixture
+def file_limit() -> Iterator[Callable[[int | None], None]]:
+    """Sets how long files may become, which SQLite takes for a full disk; None lifts the limit."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    def set_limit(size_bytes: int | None) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limits[0] if size_bytes is None else size_bytes, limits[1]))
+
+    yield set_limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    signal.signal(signal.SIGXFSZ, ignored)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MB of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("only root may mount a small file system; a limit on file sizes stands in for it elsewhere")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def check_that_what_the_disk_does_not_take_waits_in_memory_and_then_goes_oldest_first(
+    path: Path, fill_disk: Callable[[], object], make_room: Callable[[], None]
+) -> None:
+    with Outbox(path, max_bytes=100_000) as outbox:
+        fill(outbox, *(f"{index:1000}" for index in range(20)))
+        outbox.flush()
+        fill_disk()
+        fill(outbox, *(f"{index:1000}" for index in range(20, 60)))
+        outbox.flush()
+
+        troubled = [outbox.troubled]
+        assert [int(text) for text in contents(outbox)] == list(range(60))
+
+        fill(outbox, *(f"{index:1000}" for index in range(60, 120)))
+        outbox.flush()
+        kept = [int(text) for text in contents(outbox)]
+        assert kept == list(range(120 - len(kept), 120))
+        assert len(outbox) == outbox.results == len(kept)
+        assert outbox.dropped == 120 - len(kept) > 0
+        for entry in outbox.oldest(5):
+            assert outbox.ack(entry)
+
+        make_room()
+        outbox.flush()
+        assert [*troubled, outbox.troubled] == [True, False]
+    with Outbox(path, max_bytes=100_000) as outbox:
+        assert [int(text) for text in contents(outbox)] == kept[5:]
+        assert outbox.taken_up == len(kept) - 5
+
+
+def test_a_limit_on_files_means_memory_within_the_bound(tmp_path: Path, file_limit: Callable[..., None]) -> None:
+    check_that_what_the_disk_does_not_take_waits_in_memory_and_then_goes_oldest_first(
+        tmp_path / "outbox.db", lambda: file_limit(40_000), lambda: file_limit(None)
+    )
+
+
+def fill_up(folder: Path) -> Path:
+    """Leave no room in a file system."""
+    ballast = folder / "ballast"
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(b"\0" * 4096):
+            pass
+    assert os.statvfs(folder).f_bavail == 0
+    return ballast
+
+
+def test_a_full_file_system_means_memory_within_the_bound(small_disk: Path) -> None:
+    check_that_what_the_disk_does_not_take_waits_in_memory_and_then_goes_oldest_first(
+        small_disk / "outbox.db", lambda: fill_up(small_disk), (small_disk / "ballast").unlink
+    )
+
+
+def test_results_of_an_earlier_run_are_taken_up_from_a_full_file_system(small_disk: Path) -> None:
+    with Outbox(small_disk / "outbox.db", max_bytes=ROOMY) as outbox:
+        fill(outbox, "a", "b")
+    fill_up(small_disk)
+
+    with Outbox(small_disk / "outbox.db", max_bytes=ROOMY) as outbox:
+        assert outbox.taken_up == 2
+        assert contents(outbox) == ["a", "b"]
+
+
+def test_a_file_system_that_is_full_at_the_start_is_used_once_it_has_room(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = small_disk / "outbox.db"
+    ballast = fill_up(small_disk)
+    with Outbox(path, max_bytes=ROOMY) as outbox:
+        fill(outbox, "a")
+        assert not outbox.reopen()
+        assert not outbox.reopen()
+        assert outbox.location == "memory"
+
+        ballast.unlink()
+
+        assert outbox.reopen()
+        assert outbox.location == str(path)
+        assert caplog.text.count("cannot be opened") == 1
+    with Outbox(path, max_bytes=ROOMY) as outbox:
+        assert contents(outbox) == ["a"]
+
+
+def test_what_is_found_on_opening_late_comes_before_what_waits_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "outbox.db"
+    with Outbox(path, max_bytes=1000) as second_owner:
+        fill(second_owner, "old 1", "old 2")
+        second_owner.flush()
+        outbox = Outbox(path, max_bytes=1000)
+        unopened = [outbox.unopened]
+        fill(outbox, *(f"{index}" * 150 for index in range(6)))
+        assert outbox.dropped == 1
+        assert not outbox.reopen()
+
+    assert outbox.reopen()
+
+    assert [*unopened, outbox.unopened] == [True, False]
+    assert (outbox.taken_up, outbox.dropped) == (2, 3)  # the two old ones are beyond the bound
+    assert [text[0] for text in contents(outbox)] == ["1", "2", "3", "4", "5"]
+    outbox.flush()
+    fill(outbox, "newest")
+    assert [text[0] for text in contents(outbox)] == ["2", "3", "4", "5", "n"]
+    for entry in outbox.oldest(10):
+        assert outbox.ack(entry)
+    assert len(outbox) == outbox.results == 0
+    outbox.close()
+
+
+def test_an_outbox_may_be_handed_from_one_thread_to_another(tmp_path: Path) -> None:
+    with Outbox(tmp_path / "outbox.db", max_bytes=ROOMY) as outbox:
+        fill(outbox, "a")
+        other = threading.Thread(target=outbox.flush)
+        other.start()
+        other.join()
+
+        assert not outbox.unwritten
+        assert contents(outbox) == ["a"]
+
+
+def test_results_that_were_lost_with_a_damaged_file_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "outbox.db"
+    with Outbox(path, max_bytes=8 * ROOMY) as outbox:
+        fill(outbox, *(f"{index:4000}" for index in range(1500)))
+        outbox.append("edge/dev/events", b"e")
+        outbox.flush()
+        with path.open("r+b") as file:
+            file.write(b"\xff" * 4_000_000)
+        with path.with_name("outbox.db-wal").open("r+b") as file:
+            file.write(b"\xff" * 4_000_000)
+        outbox.oldest(1000)
+        fill(outbox, "new")
+        outbox.flush()
+
+        assert outbox.dropped + outbox.results == 1501
