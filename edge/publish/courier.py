@@ -124,6 +124,7 @@ class Courier:
 
         self._outbox: Outbox | None = None
         self._losses = Losses(events)
+        self._overflown = 0  # results that the inbox had dropped when it was last emptied
         self._refused = 0
         self._flush_at_s = 0.0
         self._drain_until_s: float | None = None
@@ -194,6 +195,8 @@ class Courier:
         Raises:
             ConfigError: its path names a file of another kind.
         """
+        if self.trouble is None:
+            self.trouble = "is being connected again"
         if self._outbox is None:
             self._outbox = Outbox(self._outbox_path, max_bytes=int(self._section.outbox.max_mb * 1e6))
             if self._outbox.taken_up:
@@ -202,7 +205,7 @@ class Courier:
     def turn(self) -> None:
         """Take in, connect if it is time, send, wait for something to happen, and note it."""
         now_s = self._clock()
-        self._inbox.empty_into(self._take)
+        self._take_in()
         self._connect(now_s)
         self._send(now_s)
         self._losses.tell(self.dropped, now_s)
@@ -212,7 +215,7 @@ class Courier:
 
     def say_goodbye(self) -> None:
         """Say that the device has stopped, if the broker answers in time; else the broker says it was lost."""
-        self._inbox.empty_into(self._take)
+        self._take_in()
         number: int | None = None
         while self.accepted and self._link is not None and self._clock() < (self._drain_until_s or 0.0):
             if number is None and len(self._in_flight) < self._window:
@@ -253,7 +256,7 @@ class Courier:
             stack.callback(self.hang_up)
             if self._outbox is not None:
                 stack.callback(self._outbox.close)
-                self._inbox.empty_into(self._take)
+                self._take_in()
             late = self._dialler.answer()
             if late is not None and not isinstance(late, mqtt.Ended):
                 late.close()
@@ -262,6 +265,13 @@ class Courier:
     def _opened(self) -> Outbox:
         assert self._outbox is not None, "the outbox is opened before the first turn"
         return self._outbox
+
+    def _take_in(self) -> None:
+        overflown = self._inbox.results_dropped
+        if overflown != self._overflown:
+            self._overflown = overflown
+            self._losses.cause = "they came faster than the publishing thread could take them in"
+        self._inbox.empty_into(self._take)
 
     def _take(self, topic: str, payload: bytes) -> None:
         outbox = self._opened

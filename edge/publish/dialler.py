@@ -53,9 +53,10 @@ class Dialler(Generic[T]):
 
     def start(self) -> None:
         """Begin an attempt."""
-        self.busy = True
         self.started_at_s = self._clock()
         threading.Thread(target=self._attempt, name="mqtt-dial", daemon=True).start()
+        # Not before: where no thread can be started, the next attempt must not wait for this one.
+        self.busy = True
 
     def answer(self) -> T | None:
         """What the attempt gave, once, or None while there is nothing yet. What it raised is raised here."""

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 __all__ = ["Losses"]
 
 _PERIOD_S = 60.0
+# Rare: a damaged file, whose loss is in the log.
+_UNKNOWN = "the outbox has lost them, and the log says why"
 
 
 class Losses:
@@ -21,7 +23,7 @@ class Losses:
 
     def __init__(self, events: Events | None) -> None:
         """Tell through ``events``; None tells nobody."""
-        self.cause = ""
+        self.cause = _UNKNOWN
         """Why the last one went, as a part of a sentence. Set by whoever drops."""
         self._events = events
         self._told = 0
@@ -46,5 +48,6 @@ class Losses:
         self._told = total
         self._by_events = 0
         self._not_before_s = now_s + _PERIOD_S
-        text = f"{count} results were dropped, {total} since the start: {self.cause}"
+        text = f"results are being dropped, {count} more and {total} in all: {self.cause}"
+        self.cause = _UNKNOWN
         self._events.emit("results_dropped", text, severity="warning", dropped=count, dropped_total=total)

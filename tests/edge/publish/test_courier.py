@@ -17,6 +17,7 @@ from edge.events import Event, Events
 from edge.publish.courier import Courier
 from edge.publish.inbox import Inbox
 from edge.publish.mqtt import Accepted, Acknowledged, Ended
+from edge.publish.outbox import Outbox
 from edge.publish.presence import Presence
 
 if TYPE_CHECKING:
@@ -258,7 +259,7 @@ def test_dropping_is_told_at_once_and_then_once_a_minute_with_the_count(rig: Any
     told = dropped_events(events)
     assert [(event.fields["dropped"], event.fields["dropped_total"]) for event in told] == [(1, 1), (7, 8), (1, 9)]
     assert told[0].text == (
-        "1 results were dropped, 1 since the start:"
+        "results are being dropped, 1 more and 1 in all:"
         " the outbox holds 0.001 MB, and MQTT broker 127.0.0.1:1883 has not been reached yet"
     )
 
@@ -284,6 +285,17 @@ def test_an_event_about_dropped_results_that_itself_displaces_some_is_not_follow
     assert second.fields["dropped"] == displaced + 1
 
 
+def test_an_inbox_that_overflows_is_told_as_such(rig: Any) -> None:
+    events = Events()
+    made = rig(Wire(), events=events)
+    made.put(*map(str, range(60)))  # it holds fifty
+    made.turn()
+
+    (told,) = dropped_events(events)
+    assert told.fields["dropped"] == 10
+    assert told.text.endswith("they came faster than the publishing thread could take them in")
+
+
 def test_what_the_broker_refuses_for_good_is_told_as_dropped(rig: Any) -> None:
     events = Events()
     made = rig(Wire(), events=events)
@@ -293,7 +305,7 @@ def test_what_the_broker_refuses_for_good_is_told_as_dropped(rig: Any) -> None:
     made.turn()
 
     (told,) = dropped_events(events)
-    assert told.text == "2 results were dropped, 2 since the start: MQTT broker 127.0.0.1:1883 refuses it ()"
+    assert told.text == "results are being dropped, 2 more and 2 in all: MQTT broker 127.0.0.1:1883 refuses it ()"
 
 
 def test_the_status_follows_condition_models_and_streams_at_most_once_a_second(rig: Any) -> None:
@@ -446,3 +458,29 @@ def test_results_in_a_file_of_the_previous_version_are_taken_up(rig: Any, tmp_pa
     made.connect()
     made.turn()
     assert (made.courier.acknowledged, made.courier.waiting) == (2, 0)
+
+
+def test_a_file_that_becomes_free_is_used_without_losing_or_repeating_anything(rig: Any, tmp_path: Path) -> None:
+    path = tmp_path / "outbox.db"
+    wire = Wire()
+    with Outbox(path, max_bytes=1_000_000) as other_owner:
+        other_owner.append(RESULTS, b"old")
+        other_owner.flush()
+        made = rig(wire, path=path)
+        made.connect()
+        made.put("1", "2")
+        made.turn(times=2)
+        made.put("3")
+        made.turn("silence")  # under way, so that numbers must not change now
+    made.clock.now_s += 20
+    made.turn("silence")
+    assert made.courier.location == "memory"
+
+    made.turn("ack", times=2)
+    made.put("4")
+    made.turn("ack", times=3)
+
+    assert made.courier.location == str(path)
+    assert sorted(wire.delivered) == [b"1", b"2", b"3", b"4", b"old"]
+    assert made.balance() == (5, 5)
+    assert made.courier.waiting == 0

@@ -341,6 +341,29 @@ def test_a_drain_while_nobody_serves_returns_before_its_deadline_and_the_results
         assert outbox.taken_up == 2
 
 
+def test_between_two_attempts_the_state_does_not_say_that_all_is_well(wait_until: Callable[..., None]) -> None:
+    broker = FakeBroker(["boom"], [])
+    dialled = threading.Event()
+
+    def dial(section: config.Mqtt, **arguments: Any) -> FakeLink | Ended:
+        if broker.links:
+            dialled.wait(10)
+        return broker.dial(section, **arguments)
+
+    with Publisher(config.Mqtt(), device="dev", dial=dial, environ={}) as publisher:
+        publisher.publish(TOPIC, b"1")
+        with pytest.raises(BoomError):
+            publisher.serve()
+        assert not publisher.state.connected
+        server = threading.Thread(target=publisher.serve)
+        server.start()
+        wait_until(lambda: publisher.trouble == "is being connected again", "the second attempt")
+        dialled.set()
+        wait_until(lambda: publisher.state.acknowledged == 1, "the result")
+        publisher.drain(1e6)
+        server.join(10)
+
+
 def test_it_cannot_be_served_twice_at_a_time_nor_after_its_end(wait_until: Callable[..., None]) -> None:
     broker = FakeBroker([])
     with Publisher(config.Mqtt(), device="dev", dial=broker.dial, environ={}) as publisher:
