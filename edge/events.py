@@ -9,11 +9,14 @@ import logging
 import threading
 import time
 from collections import Counter, deque
+
+# Not for type checkers only: edge/document.py reads events back by these annotations.
+from collections.abc import Mapping  # noqa: TC003
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 __all__ = ["KINDS", "Event", "Events", "Kind", "Severity"]
 
@@ -82,18 +85,34 @@ class Event:
 
 
 class Events:
-    """Where events go through. Any thread may emit; listeners run on the emitter's thread and must not block."""
+    """Where events go through. Any thread may emit; listeners run on the emitter's thread and must not block.
+
+    No lock is held while listeners run, so a listener, or who calls ``emit`` while holding a lock that a listener
+    needs, cannot end in a deadlock. The price: ``recent`` is in the order of time, but two events that two threads emit
+    at once may reach a listener in either order. Those of one thread come in its order.
+    """
 
     def __init__(self, *, utc_clock_ns: Callable[[], int] = time.time_ns) -> None:
-        self.counts: Counter[tuple[Kind, Severity]] = Counter()
         self._utc_clock_ns = utc_clock_ns
         self._lock = threading.Lock()
-        self._listeners: list[Callable[[Event], None]] = []
+        self._listeners: tuple[Callable[[Event], None], ...] = ()
+        self._failing: set[Callable[[Event], None]] = set()
+        self._counts: Counter[tuple[Kind, Severity]] = Counter()
         self._recent: deque[Event] = deque(maxlen=_RECENT)
 
     def subscribe(self, listener: Callable[[Event], None]) -> None:
-        """Have ``listener`` called for each event from now on."""
-        self._listeners.append(listener)
+        """Have ``listener`` called for each event from now on.
+
+        What it raises is logged, and keeps neither the emitter nor other listeners from going on.
+        """
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
+
+    @property
+    def counts(self) -> Counter[tuple[Kind, Severity]]:
+        """How many events there were of each kind and severity; a copy."""
+        with self._lock:
+            return self._counts.copy()
 
     @property
     def recent(self) -> list[Event]:
@@ -121,12 +140,23 @@ class Events:
             model: that it is about.
             fields: JSON values for machines.
         """
-        event = Event(kind, text, severity, self._utc_clock_ns() // 1000, stream, model, fields)
         with self._lock:
-            self.counts[kind, severity] += 1
+            event = Event(kind, text, severity, self._utc_clock_ns() // 1000, stream, model, fields)
+            self._counts[kind, severity] += 1
             self._recent.append(event)
         about = {key: value for key, value in (("stream", stream), ("model", model)) if value is not None}
-        logger.log(_LEVELS[severity], "%s", text, extra={"fields": {"event": kind, **about, **fields}})
+        logger.log(_LEVELS[severity], "%s", text, extra={"fields": {**fields, "event": kind, **about}})
         for listener in self._listeners:
-            listener(event)
+            self._tell(listener, event)
         return event
+
+    def _tell(self, listener: Callable[[Event], None], event: Event) -> None:
+        try:
+            listener(event)
+        except Exception:  # whoever emits is in the middle of its own work, and not to blame
+            # One traceback a row of failures: what fails for every event would bury them all.
+            level = logging.DEBUG if listener in self._failing else logging.ERROR
+            self._failing.add(listener)
+            logger.log(level, "%r cannot take the event %s", listener, event.kind, exc_info=True)
+        else:
+            self._failing.discard(listener)

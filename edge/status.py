@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+# Not for type checkers only: edge/document.py reads snapshots back by these annotations.
+from collections.abc import Mapping, Sequence  # noqa: TC003
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from edge.events import Event
-    from edge.monitor.reading import Reading
+from edge.events import Event  # noqa: TC001
+from edge.monitor.reading import Reading  # noqa: TC001
 
 __all__ = [
     "DropReason",
@@ -37,6 +36,29 @@ class Histogram:
     """One more than ``bounds``."""
     total: float
     """Sum of all values."""
+
+    def quantile(self, share: float) -> float | None:
+        """The value that ``share`` (0..1) of all values do not exceed, as PromQL's ``histogram_quantile`` has it.
+
+        Within a bucket the values are taken to lie evenly; what is beyond the last bound counts as that bound. None
+        without a value.
+        """
+        rank = share * sum(self.counts)
+        if rank <= 0:
+            return None
+        below, lower = 0, 0.0
+        for upper, count in zip(self.bounds, self.counts, strict=False):
+            if count and below + count >= rank:
+                return lower + (upper - lower) * (rank - below) / count
+            below, lower = below + count, upper
+        return lower
+
+    def since(self, before: Histogram) -> Histogram:
+        """What was counted after ``before``, an earlier look at the same values; all of it if they began anew."""
+        counts = [now - then for now, then in zip(self.counts, before.counts, strict=False)]
+        if self.bounds != before.bounds or any(count < 0 for count in counts):
+            return self
+        return Histogram(self.bounds, counts, self.total - before.total)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+# Not for type checkers only: edge/document.py reads snapshots back by these annotations.
+from collections.abc import Mapping  # noqa: TC003
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["Memory", "Pressure", "Reading", "Trips"]
 
