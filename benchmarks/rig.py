@@ -166,7 +166,7 @@ class _Message(msgspec.Struct):
     stream: str | None = None
     frame_id: int = 0
     captured_at: str = ""
-    event: str = ""
+    kind: str = ""
 
 
 class Subscriber:
@@ -246,7 +246,7 @@ class Subscriber:
             self.unreadable.append(f"{message.topic}: {error}")
             return
         if kind == "events":
-            self.events.append((found.event, arrived_s))
+            self.events.append((found.kind, arrived_s))
             return
         self.results.append(
             Heard(found.id, found.stream or "", found.frame_id, found.captured_at, arrived_s, arrived_utc_us)

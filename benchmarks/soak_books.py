@@ -46,6 +46,8 @@ __all__ = ["Balance", "Bounds", "Counts", "Frames", "Inferred", "Life", "balance
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _SHOWN = 5
+# A stream has one frame in its mailbox, and one or two with the engine.
+_MOST_WAITING = 12
 
 Key: TypeAlias = tuple[str, int, int]
 """Stream, frame number, and moment of capture in microseconds UTC: frame numbers begin anew with each process."""
@@ -102,6 +104,8 @@ class Counts:
 
     def trouble(self) -> str | None:
         """What does not add up, if anything."""
+        if not 0 <= self.waiting <= _MOST_WAITING:
+            return f"{self.waiting} frames wait, where each stream can have only a few"
         accounted = self.inferred + self.failed + sum(self.dropped.values()) + self.waiting
         if self.captured == accounted:
             return None
@@ -200,7 +204,7 @@ def balance(
     problems += _disorder(arrivals, known, ledger)
 
     missing = [entry for entry in ledger if entry.key not in arrivals]
-    killed = {life.number: life.ended_s for life in lives if life.end in ("killed", "hung")}
+    killed = {life.number: life.ended_s for life in lives if life.end == "killed"}
     to_kill: list[float] = []
     to_broker = 0
     rest: list[Inferred] = []

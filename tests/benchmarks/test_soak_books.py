@@ -209,3 +209,20 @@ def test_a_life_that_nobody_ended_is_a_problem() -> None:
 )
 def test_a_ledger_is_read_as_it_was_written(entries: list[Inferred]) -> None:
     assert parse_ledger(b"".join(entry.line() for entry in entries).decode()) == entries
+
+
+@pytest.mark.parametrize("waiting", [-1, 13])
+def test_frames_that_pile_up_between_the_counters_are_told(waiting: int) -> None:
+    """A frame that is neither inferred nor dropped, and does not wait either, would be counted as waiting for ever."""
+    last = Counts(10 + waiting, 10, waiting=waiting)
+
+    found = close(TEN, [arrived(entry) for entry in TEN], [Life(1, "killed", 101.0, last=last)])
+
+    assert found.problems == (f"life 1: last status: {waiting} frames wait, where each stream can have only a few",)
+
+
+def test_a_hang_costs_nothing() -> None:
+    """The publisher is not what hung."""
+    found = close(TEN, [arrived(entry) for entry in TEN[:9]], [Life(1, "hung", TEN[9].at_s + 0.1)])
+
+    assert len(found.problems) == 1
