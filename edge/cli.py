@@ -177,6 +177,7 @@ def _inspect(deployment: config.Deployment) -> tuple[dict[str, Any], list[EdgeEr
     from edge.engine import artifact_of, backend_of, examine
     from edge.publish.mqtt import find_password
     from edge.publish.publisher import outbox_path
+    from edge.sources import describe
     from edge.sources.video import opencv_build
     from edge.tasks import labels
 
@@ -204,10 +205,10 @@ def _inspect(deployment: config.Deployment) -> tuple[dict[str, Any], list[EdgeEr
         models.append(entry)
     streams = []
     for stream in deployment.streams:
-        kind = str(stream.source.__struct_config__.tag)
         topic = results_topic(deployment.mqtt.topic, deployment.device_id, stream.name)
         model_name = deployment.model(stream.model).name
-        source = {"type": kind, "path": getattr(stream.source, "path", None)}
+        kind, place = str(stream.source.__struct_config__.tag), getattr(stream.source, "path", None)
+        source = {"type": kind, "path": place, "description": describe(stream.source)}
         streams.append({"name": stream.name, "source": source, "model": model_name, "topic": topic})
     if not streams:
         faults.append(ConfigError(["streams: is empty; there is nothing to run"]))
@@ -252,8 +253,7 @@ def _line(section: str, entry: Any) -> str:
             place = f", on {entry['runs_on']}" if entry["runs_on"] else ""
             return "; ".join([f"{entry['name']}: {entry['precision']}{place}, {found}", *entry["notes"]])
         case "streams":
-            source = entry["source"]
-            return f"{entry['name']}: {source['type']} {source['path']} -> {entry['model']} -> {entry['topic']}"
+            return f"{entry['name']}: {entry['source']['description']} -> {entry['model']} -> {entry['topic']}"
         case "broker":
             account = f"as {entry['username']}" if entry["username"] else "without user name"
             secret = "with" if entry["password"] else "without"

@@ -6,7 +6,6 @@
     infer-<model>     Runner.serve         one a model: its streams get their turns, one frame each
     publish           Publisher.serve      outbox and broker: nothing in front of it ever waits for it
     monitor           Monitor -> Governor  readings; what the governor allows each model
-    status            StatusServer.serve   metrics and health over HTTP
     (owner)           run                  starts, watches, swaps, reloads, stops in the order of the arrows
 """
 
@@ -35,7 +34,6 @@ from edge.regulator import Regulator
 from edge.reload import Reloader
 from edge.reporter import Reporter
 from edge.roster import Roster
-from edge.server import StatusServer
 from edge.sources.video import opencv_build
 from edge.supervisor import Supervisor
 
@@ -225,7 +223,7 @@ class _Daemon:
         opencv, gstreamer = opencv_build()
         # On a Jetson, PyPI's OpenCV would shadow JetPack's, which alone has GStreamer.
         logger.info("OpenCV %s, %s GStreamer", opencv, "with" if gstreamer else "without")
-        roster, status = self._roster, self._deployment.status
+        roster = self._roster
         with ExitStack() as stack:
             stack.enter_context(self._publisher)
             monitor = stack.enter_context(Monitor(self._deployment.monitor, events=self._events, root=root))
@@ -237,9 +235,6 @@ class _Daemon:
             stack.enter_context(self._crew)
 
             self._crew.start("monitor", lambda: self._regulator.serve(monitor, self._halt))
-            if status.port is not None:
-                server = stack.enter_context(StatusServer(status, snapshot=self._reporter.snapshot))
-                self._crew.start("status", lambda: server.serve(self._halt), essential=False)
             for name, worker in roster.workers.items():
                 worker.load(self._deployment.model(name), at_once=True)
             stopped = self._await_ready()
@@ -278,6 +273,7 @@ class _Daemon:
             self._roster.start(capture)
         self._crew.arm()
         self._post.arm()
+        self._due["status"] = self._clock() + _STATUS_PERIOD_S
         self._reporter.state = "running"
         streams = list(self._roster.captures)
         self._notify("READY=1", f"STATUS=running {len(streams)} streams")
@@ -321,7 +317,7 @@ class _Daemon:
     def _tell(self) -> None:
         """What others want to know from time to time."""
         if self._is_due("condition", _CONDITION_PERIOD_S):
-            self._publisher.set_condition("; ".join(self._reporter.not_ready()) or None)
+            self._publisher.set_condition("; ".join(self._reporter.not_ready(broker=False)) or None)
         if self._is_due("status", _STATUS_PERIOD_S):
             inferred = sum(feed.inferred for feed in self._roster.feeds)
             rate, self._told_inferred = (inferred - self._told_inferred) / _STATUS_PERIOD_S, inferred
@@ -330,7 +326,7 @@ class _Daemon:
             self._notify(f"STATUS={rate:.1f} results/s; {broker}; {publisher.pending} results wait")
         telemetry_s = self._roster.deployment.monitor.telemetry_s
         if telemetry_s is not None and self._regulator.reading is not None and self._is_due("telemetry", telemetry_s):
-            self._publisher.publish_telemetry(self._reporter.snapshot())
+            self._publisher.publish_telemetry(self._reporter.snapshot(), period_s=telemetry_s)
 
     def _is_due(self, what: str, period_s: float) -> bool:
         now_s = self._clock()

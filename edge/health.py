@@ -61,7 +61,7 @@ def not_ready(
     streams: Sequence[StreamState],
     models: Sequence[ModelState],
     governor: GovernorState,
-    publisher: PublisherState,
+    publisher: PublisherState | None,
 ) -> list[str]:
     """Say why results do not flow, or do not arrive."""
     if state != "running":
@@ -74,6 +74,6 @@ def not_ready(
     reasons += [f"model {model.name} is being loaded" for model in models if model.running is None]
     if governor.mode == "paused":
         reasons.append(f"paused: {governor.reason}")
-    if publisher.trouble is not None:
+    if publisher is not None and publisher.trouble is not None:
         reasons.append(f"MQTT broker {publisher.broker} {publisher.trouble}")
     return reasons

@@ -72,20 +72,20 @@ class Reporter:
             parts=[part for supervisor in self._supervisors for part in supervisor.parts],
             governor=self._regulator.state,
             reading=self._regulator.reading,
-            event_counts=dict(self._events.counts),
+            event_counts={(kind, severity): count for (kind, severity), count in self._events.counts.items()},
             recent_events=self._events.recent,
             unhealthy=self._unhealthy,
             not_ready=self.not_ready(),
         )
 
-    def not_ready(self) -> list[str]:
-        """Why results do not flow, or do not arrive."""
+    def not_ready(self, *, broker: bool = True) -> list[str]:
+        """Why results do not flow, or with ``broker`` do not arrive: a broker need not be told of its own absence."""
         return health.not_ready(
             state=self.state,
             streams=[self._stream(capture) for capture in self._roster.captures.values()],
             models=[self._model(worker) for worker in self._roster.workers.values()],
             governor=self._regulator.state,
-            publisher=self._publisher.state,
+            publisher=self._publisher.state if broker else None,
         )
 
     def examine(self) -> list[str]:
@@ -109,8 +109,10 @@ class Reporter:
         now_s, count = self._clock(), feed.inferred + feed.failed
         seen, since_s = self._moved.get(feed.stream, (count, now_s))
         idle = not feed.mailbox.waiting or worker.lane.gate.due_in_s() > 0
-        loading = worker.runner is None or worker.runner.loading_since_s is not None or worker.handing_over
-        if seen != count or idle or loading:
+        runner = worker.runner
+        # While it loads or computes, it is judged by that.
+        occupied = runner is None or runner.loading_since_s is not None or runner.busy_since_s is not None
+        if seen != count or idle or occupied or worker.handing_over:
             since_s = now_s
         self._moved[feed.stream] = count, since_s
         return now_s - since_s

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from edge.errors import DataError
 from edge.files import printable
 from edge.image import decode
+from edge.sources import SourceHealth
 from edge.sources.pace import Pacer, Stamper
 
 if TYPE_CHECKING:
@@ -48,7 +49,16 @@ class FolderSource:
         self._fps = section.fps or _DEFAULT_FPS
         self._stamp = Stamper(stream)
         self._refused: set[str] = set()
+        self._health = SourceHealth("live")
         self._list()
+
+    lossless = False
+    skipped = 0
+
+    @property
+    def health(self) -> SourceHealth:
+        """Lost while there is no picture to be had."""
+        return self._health
 
     @property
     def description(self) -> str:
@@ -63,7 +73,7 @@ class FolderSource:
     ) -> None:
         """Nothing stays open between frames."""
 
-    def frames(self, stop: threading.Event) -> Iterator[Frame]:
+    def frames(self, stop: threading.Event, *, fit_wh: tuple[int, int] | None = None) -> Iterator[Frame | None]:  # noqa: ARG002 - pictures have the size that they have
         """Yield the pictures; one that cannot be read is skipped, with a warning the first time.
 
         A looped folder that has given pictures, and is empty or gone for a while, is waited for as a camera would be.
@@ -79,6 +89,7 @@ class FolderSource:
                     if waiting:
                         logger.info("%s: %s: has pictures again", self._key, self._folder)
                         waiting = False
+                        self._health = SourceHealth("live")
                     seen = True
                     yield frame
             except DataError as error:
@@ -87,6 +98,8 @@ class FolderSource:
                 if not waiting:
                     logger.warning("%s; waiting for pictures", error)
                     waiting = True
+                    self._health = SourceHealth("lost", str(error))
+                yield None
                 stop.wait(_WAIT_S)
             if not self._loop:
                 return

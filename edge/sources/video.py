@@ -10,6 +10,7 @@ import cv2
 import numpy as np
 
 from edge.errors import DataError, SourceError
+from edge.sources import SourceHealth
 from edge.sources.pace import Pacer, Stamper
 
 if TYPE_CHECKING:
@@ -43,16 +44,30 @@ class VideoSource:
         self._path = Path(section.path)
         self._key = f"{key}.path"
         self._loop = section.loop
+        self._fast = section.pace == "fast"
         self._stamp = Stamper(stream)
         if not self._path.exists():
             raise DataError(f"{self._key}: {self._path}: no such file")
         self._capture = self._open()
         self._fps = section.fps or own_fps(self._capture)
 
+    skipped = 0
+
+    @property
+    def lossless(self) -> bool:
+        """Whether every frame counts."""
+        return self._fast
+
+    @property
+    def health(self) -> SourceHealth:
+        """Well, as long as it can be read."""
+        return SourceHealth("live")
+
     @property
     def description(self) -> str:
         """What is read and how fast."""
-        return f"video {self._path}, {self._fps:g} frames a second{', looped' if self._loop else ''}"
+        pace = "as fast as it is taken" if self._fast else f"{self._fps:g} frames a second"
+        return f"video {self._path}, {pace}{', looped' if self._loop else ''}"
 
     def __enter__(self) -> Self:
         return self
@@ -62,7 +77,7 @@ class VideoSource:
     ) -> None:
         self._capture.release()
 
-    def frames(self, stop: threading.Event) -> Iterator[Frame]:
+    def frames(self, stop: threading.Event, *, fit_wh: tuple[int, int] | None = None) -> Iterator[Frame]:  # noqa: ARG002 - FFmpeg gives what the file holds
         """Yield the frames.
 
         Raises:
@@ -76,7 +91,7 @@ class VideoSource:
                 if not found:
                     break
                 count += 1
-                if not pacer.wait(stop):
+                if not self._fast and not pacer.wait(stop):
                     return
                 yield self._stamp(np.ascontiguousarray(image, np.uint8))
             if stop.is_set():

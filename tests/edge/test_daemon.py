@@ -109,8 +109,8 @@ def deployment(
         mqtt=config.Mqtt(port=port, outbox=config.Outbox(path=outbox and str(outbox))),
         monitor=config.Monitor(jtop="off"),
         governor=config.Governor(enabled=False),
-        watch=watch or config.Watch(),
         status=config.Status(port=None),
+        watch=watch or config.Watch(),
     )
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,7 +48,7 @@ def play(source: config.Folder | config.Video, limit: int = 100) -> list[Frame]:
 
 
 def test_there_is_a_source_for_each_kind_of_section() -> None:
-    assert set(SOURCES) == {config.Folder, config.Video}
+    assert set(SOURCES) == {config.Folder, config.Video, config.TestPattern}
 
 
 def test_a_folder_is_played_in_order_of_names_and_other_files_are_no_pictures(tmp_path: Path) -> None:
@@ -134,11 +135,11 @@ def test_a_folder_that_is_empty_for_a_while_is_waited_for(tmp_path: Path, caplog
     with open_source(stream(config.Folder(path=str(tmp_path), fps=FAST)), key="k") as source:
         stop = threading.Event()
         frames = source.frames(stop)
-        assert next(frames).name == "a.png"
+        assert next(frame for frame in frames if frame is not None).name == "a.png"
         path.unlink()
         threading.Timer(0.2, lambda: path.write_bytes(content)).start()
 
-        assert next(frames).name == "a.png"
+        assert next(frame for frame in frames if frame is not None).name == "a.png"
 
     assert sum("waiting for pictures" in record.message for record in caplog.records) == 1
 
@@ -206,3 +207,21 @@ def test_the_opencv_that_was_found_is_known() -> None:
 
     assert version == cv2.__version__
     assert isinstance(gstreamer, bool)
+
+
+def test_a_test_pattern_moves_and_keeps_its_size() -> None:
+    frames = play(config.TestPattern(size=(64, 48), fps=FAST), limit=20)
+
+    assert [frame.index for frame in frames] == list(range(20))
+    assert {frame.image.shape for frame in frames} == {(48, 64, 3)}
+    assert all((before.image != after.image).any() for before, after in itertools.pairwise(frames))
+    assert frames[0].image.flags.c_contiguous
+
+
+def test_a_video_as_fast_as_it_is_taken_gives_every_frame(tmp_path: Path) -> None:
+    film(tmp_path / "film.avi", 7)
+    section = config.Video(path=str(tmp_path / "film.avi"), fps=0.1, loop=False, pace="fast")
+
+    with open_source(stream(section), key="k") as source:
+        assert source.lossless
+        assert len(list(source.frames(threading.Event()))) == 7
