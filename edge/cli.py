@@ -134,6 +134,28 @@ def check(deployment: Path, *, as_json: bool) -> None:
         raise type(faults[0])("\n".join(map(str, faults)))
 
 
+@cli.command(epilog=_example("edge-daemon status configs/demo.yaml", "edge-daemon status configs/demo.yaml --watch 2"))
+@deployment_argument
+@click.option("--json", "as_json", is_flag=True, help="Print the daemon's own document.")
+@click.option(
+    "--watch",
+    "watch_s",
+    type=click.FloatRange(min=0.2),
+    metavar="SECONDS",
+    help="Ask again every so many seconds, until Ctrl-C.",
+)
+@verbosity_options
+def status(deployment: Path, *, as_json: bool, watch_s: float | None) -> None:
+    """Show what the daemon of this deployment does now.
+
+    Exits with 0 while results flow and arrive, 1 while they do not, 69 if no daemon answers.
+    """
+    from edge import statusline
+
+    code = statusline.show(config.load(deployment).status, as_json=as_json, watch_s=watch_s)
+    raise click.exceptions.Exit(int(code))
+
+
 @cli.command(epilog=_example("edge-daemon schema -o deployment.schema.json"))
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write here instead of stdout.")
 @verbosity_options

@@ -6,6 +6,7 @@
     infer-<model>     Runner.serve         one a model: its streams get their turns, one frame each
     publish           Publisher.serve      outbox and broker: nothing in front of it ever waits for it
     monitor           Monitor -> Governor  readings; what the governor allows each model
+    status            StatusServer.serve   metrics, health and a page over HTTP
     (owner)           run                  starts, watches, swaps, reloads, stops in the order of the arrows
 """
 
@@ -34,6 +35,7 @@ from edge.regulator import Regulator
 from edge.reload import Reloader
 from edge.reporter import Reporter
 from edge.roster import Roster
+from edge.server import StatusServer
 from edge.sources.video import opencv_build
 from edge.supervisor import Supervisor
 
@@ -274,6 +276,9 @@ class _Daemon:
         self._crew.arm()
         self._post.arm()
         self._due["status"] = self._clock() + _STATUS_PERIOD_S
+        server = StatusServer(self._deployment.status, snapshot=self._reporter.snapshot)
+        # Only now, when a port that is taken is a failure to recover from: results matter more than the page.
+        self._crew.start("status", lambda: server.serve(self._halt), essential=False)
         self._reporter.state = "running"
         streams = list(self._roster.captures)
         self._notify("READY=1", f"STATUS=running {len(streams)} streams")

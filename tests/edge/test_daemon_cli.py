@@ -45,6 +45,7 @@ def write(deployment_file: Callable[[str], Path], data: Path) -> Callable[..., P
             ],
             "streams": [{"name": "yard", "source": {"type": "folder", "path": str(data / "images"), "fps": 20}}],
             "mqtt": {"port": port, "outbox": {"path": "outbox.db"}},
+            "status": {"port": None},
             **changes,
         }
         return deployment_file(yaml.safe_dump(document))
@@ -291,3 +292,42 @@ def test_neither_the_package_nor_help_imports_what_is_heavy(statement: str) -> N
 
 
 HEAVY = ["onnx", "onnx_ir", "rich", "matplotlib", "cv2", "onnxruntime", "paho", "tensorrt", "pycuda", "calibration"]
+
+
+@pytest.mark.broker
+def test_status_shows_a_daemon_that_runs_and_says_when_none_does(
+    broker: Any, ears: Any, wait_until: Any, free_port: Any, write: Callable[..., Path]
+) -> None:
+    path = write(broker.port, status={"port": free_port()})
+    assert finish("status", path).returncode == 69
+
+    with ears(broker.port) as subscriber, running(path) as process:
+        wait_until(lambda: len(subscriber.results()) >= 3, "results")
+        document = finish("status", path, "--json")
+        shown = finish("status", path)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+
+    assert json.loads(document.stdout)["streams"][0]["name"] == "yard"
+    assert "yard" in shown.stdout
+    assert (document.returncode, shown.returncode) == (0, 0)
+
+
+@pytest.mark.broker
+def test_sighup_reloads_the_file(broker: Any, ears: Any, wait_until: Any, write: Callable[..., Path]) -> None:
+    path = write(broker.port)
+    with ears(broker.port) as subscriber, running(path) as process:
+        wait_until(lambda: len(subscriber.results()) >= 3, "results")
+        text = path.read_text()
+        path.write_text(text.replace("name: yard", "name: roof"))
+        process.send_signal(signal.SIGHUP)
+        wait_until(lambda: subscriber.results()[-1]["stream"] == "roof", "results of the new stream")
+        path.write_text("version: 1")
+        process.send_signal(signal.SIGHUP)
+        wait_until(
+            lambda: any(b"reload_failed" in payload for payload in subscriber.payloads("/events")), "the refusal"
+        )
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=30)
+
+    assert process.returncode == 0, log
