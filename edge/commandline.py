@@ -9,16 +9,21 @@ import time
 import traceback
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, get_args
 
 import click
 
 from edge.errors import EdgeError, ExitCode
+from edge.journal import JournalHandler, PrefixFormatter, is_connected
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["configure_logging", "deployment_argument", "run", "verbosity_options"]
+__all__ = ["LogFormat", "configure_logging", "deployment_argument", "log_format_option", "run", "verbosity_options"]
+
+LogFormat: TypeAlias = Literal["auto", "plain", "json", "journal"]
+"""How the log is written to stderr: plain lines for people, one JSON object a line, or entries of systemd's journal,
+with fields; auto is journal where stderr is connected to it, and else plain."""
 
 _logger = logging.getLogger("edge")
 
@@ -64,13 +69,35 @@ deployment_argument = click.argument("deployment", type=click.Path(path_type=Pat
 """The deployment file. Its absence is told by ``config.load``, in the same words everywhere."""
 
 
-def configure_logging(level: int, *, structured: bool = False) -> None:
-    """Send the log to stderr: plain lines for people, one JSON object a line where ``structured``.
+log_format_option = click.option(
+    "--log-format",
+    type=click.Choice(get_args(LogFormat)),
+    default="auto",
+    show_default=True,
+    help="Log for people, as one JSON object a line, or to systemd's journal with fields; auto: journal where stderr is"
+    " connected to it, else plain.",
+)
+"""Adds ``log_format`` to a command, for ``configure_logging``."""
 
-    The formats carry what journald does not add by itself.
+
+def configure_logging(
+    level: int, *, log_format: LogFormat = "plain", program: str = "edge-daemon", structured: bool = False
+) -> None:
+    """Send the log to stderr, or to the journal that stands behind it.
+
+    Args:
+        level: of our own records; of libraries only warnings are shown.
+        log_format: how.
+        program: what the journal knows us as.
+        structured: the same as ``log_format="json"``.
     """
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonFormatter() if structured else _PlainFormatter())
+    log_format = "json" if structured else log_format
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    if log_format == "journal" or (log_format == "auto" and is_connected(sys.stderr)):
+        handler.setFormatter(PrefixFormatter())
+        handler = JournalHandler(program, fallback=handler)
+    else:
+        handler.setFormatter(_JsonFormatter() if log_format == "json" else _PlainFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
@@ -97,12 +124,12 @@ class _JsonFormatter(logging.Formatter):
             "logger": record.name,
             "thread": record.threadName,
             "message": record.getMessage(),
-            # what the caller passed as extra={"fields": {...}}
-            **getattr(record, "fields", {}),
         }
+        # What the caller passed as extra={"fields": {...}}; ours have the right of way.
+        entry = {**entry, **getattr(record, "fields", {}), **entry}
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
+        return json.dumps(entry, ensure_ascii=False, default=str)
 
 
 def _explain(error: Exception, program: str) -> int:
@@ -132,4 +159,8 @@ def _explain(error: Exception, program: str) -> int:
 
 def _complain(line: str) -> None:
     line = line.encode("utf-8", "backslashreplace").decode()  # a file's name may hold bytes that are not UTF-8
+    if any(isinstance(handler, JournalHandler) for handler in logging.getLogger().handlers):
+        # `journalctl -p err` is where somebody looks for why a service has ended.
+        _logger.error("%s", line)
+        return
     click.echo(f"{click.style('error:', fg='red', bold=True)} {line}", err=True)

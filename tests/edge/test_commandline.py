@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,6 +16,7 @@ import pytest
 
 from edge import commandline, errors
 from edge.errors import ExitCode
+from edge.journal import JournalHandler
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +24,9 @@ def logging_as_it_was() -> Iterator[None]:
     root = logging.getLogger()
     before = root.handlers[:], root.level
     yield
+    for handler in root.handlers:
+        if handler not in before[0]:
+            handler.close()
     root.handlers[:], root.level = before
 
 
@@ -95,7 +101,7 @@ def test_usage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 
 
 def test_structured_log_lines_are_json(capsys: pytest.CaptureFixture[str]) -> None:
-    commandline.configure_logging(logging.INFO, structured=True)
+    commandline.configure_logging(logging.INFO, log_format="json")
 
     logging.getLogger("edge.test").warning("frame %d lost", 3, extra={"fields": {"stream": "gate"}})
 
@@ -113,6 +119,61 @@ def test_plain_log_lines_carry_tracebacks(capsys: pytest.CaptureFixture[str]) ->
     text = capsys.readouterr().err
     assert "error: broken" in text
     assert "ValueError: why" in text
+
+
+class FarJournal(JournalHandler):
+    """As the real one, where there is no journal."""
+
+    def __init__(self, identifier: str, *, fallback: logging.Handler) -> None:
+        super().__init__(identifier, fallback=fallback, path="/nonexistent/socket")
+
+
+def connect_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As systemd does for a service."""
+    monkeypatch.setattr(commandline, "JournalHandler", FarJournal)
+    found = os.fstat(sys.stderr.fileno())
+    monkeypatch.setenv("JOURNAL_STREAM", f"{found.st_dev}:{found.st_ino}")
+
+
+def test_auto_is_plain_at_a_terminal_and_the_journal_under_systemd(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    commandline.configure_logging(logging.INFO, log_format="auto")
+    logging.getLogger("edge.test").warning("one")
+    connect_stderr(monkeypatch)
+    commandline.configure_logging(logging.INFO, log_format="auto")
+    logging.getLogger("edge.test").warning("two")
+
+    lines = capfd.readouterr().err.splitlines()
+
+    assert lines[0].endswith("warning: one")
+    assert lines[1] == "<4>two"  # no socket here: lines with priorities
+
+
+def test_why_a_service_ended_is_an_error_in_the_journal(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    connect_stderr(monkeypatch)
+
+    def work() -> None:
+        commandline.configure_logging(logging.INFO, log_format="auto")
+        raise errors.ServiceError("no broker")
+
+    monkeypatch.setattr(sys, "argv", ["edge-test"])
+    with pytest.raises(SystemExit):
+        commandline.run(click.command()(work), "edge-test")
+
+    assert capfd.readouterr().err == "<3>no broker\n"
+
+
+def test_fields_do_not_hide_what_every_line_of_json_has(capsys: pytest.CaptureFixture[str]) -> None:
+    commandline.configure_logging(logging.INFO, log_format="json")
+
+    fields = {"message": "mine", "level": 3, "path": Path("/x")}
+    logging.getLogger("edge.test").info("theirs", extra={"fields": fields})
+
+    entry = json.loads(capsys.readouterr().err)
+    assert (entry["message"], entry["level"], entry["path"]) == ("theirs", "info", "/x")
 
 
 def test_importing_edge_pulls_in_nothing_heavy() -> None:
