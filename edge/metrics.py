@@ -474,7 +474,7 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric(
         "edge_power_mode_info",
         "info",
-        "nvpmodel's name for the power mode, by jtop.",
+        "Power mode as nvpmodel calls it, by jtop.",
         ("mode",),
         _reading(lambda r: _one(None if r.power_mode is None else {"mode": r.power_mode})),
     ),

@@ -25,7 +25,7 @@ from edge.publish.message import json_value
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from types import TracebackType
 
     from typing_extensions import Self
@@ -41,6 +41,8 @@ PATHS = ("/", "/healthz", "/metrics", "/readyz", "/status")
 """Every page."""
 
 _CONNECTIONS = 32
+# That wait to be accepted: beyond it clients try again after a second or more.
+_BACKLOG = 128
 _REQUEST_BYTES = 8192
 _REQUEST_S = 5.0
 _REPLY_S = 10.0
@@ -181,8 +183,9 @@ class StatusServer:
                 for key, _ in selector.select(_POLL_S):
                     if isinstance(key.data, _Connection):
                         key.data.advance()
-                    elif (client := _accept(key.data)) is not None:
-                        connections.append(_Connection(client, selector, respond=self._respond, clock=self._clock))
+                    else:
+                        for client in _accept(key.data):
+                            connections.append(_Connection(client, selector, respond=self._respond, clock=self._clock))
                 while len(connections) > _CONNECTIONS:
                     connections.popleft().close()
                 for connection in [one for one in connections if one.ends_s <= self._clock()]:
@@ -283,14 +286,17 @@ def _close_all(connections: Iterable[_Connection]) -> None:
         connection.close()
 
 
-def _accept(listener: socket.socket) -> socket.socket | None:
-    """The next client; None if it has gone again meanwhile."""
-    try:
-        client, _ = listener.accept()
-    except (BlockingIOError, ConnectionAbortedError):
-        return None
-    client.setblocking(False)
-    return client
+def _accept(listener: socket.socket) -> Iterator[socket.socket]:
+    """The clients that wait, as many as are served at once."""
+    for _ in range(_CONNECTIONS):
+        try:
+            client, _ = listener.accept()
+        except BlockingIOError:
+            return
+        except ConnectionAbortedError:
+            continue  # it has gone again
+        client.setblocking(False)
+        yield client
 
 
 def _listen(host: str, port: int) -> list[socket.socket]:
@@ -330,7 +336,7 @@ def _listener(family: int, address: Any) -> socket.socket:
             # "::" means every address, whatever net.ipv6.bindv6only says.
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listener.bind(address)
-        listener.listen(_CONNECTIONS)
+        listener.listen(_BACKLOG)
         listener.setblocking(False)
     except OSError:
         listener.close()
