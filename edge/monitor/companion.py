@@ -91,6 +91,10 @@ class _Child:
                 return
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def ended(self) -> bool:
         return self._process.poll() is not None
 
@@ -146,6 +150,11 @@ class Companion:
         self._installed = installed()
         if not self._installed:
             logger.info("jtop is not installed (pip install 'jetson-edge[jetson]'): the power mode will not be known")
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that asks the service, while there is one."""
+        return None if self._child is None else self._child.pid
 
     def close(self) -> None:
         """End the process, if there is one."""

@@ -16,7 +16,7 @@ from edge.monitor.notice import Changes, Tally
 from edge.monitor.proc import Proc
 from edge.monitor.pseudofiles import read_text
 from edge.monitor.reading import Reading
-from edge.monitor.sysfs import Chip, Sysfs
+from edge.monitor.sysfs import Sysfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 
     from edge import config
     from edge.events import Events
+    from edge.monitor.jtop import Sample
+    from edge.monitor.reading import Memory
+    from edge.monitor.sysfs import Chip
 
-__all__ = ["Monitor", "device_name"]
+__all__ = ["Monitor", "device_name", "merge"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +46,44 @@ SLEEPING_ZONES = ("cv", "gpu")
 def device_name(root: Path) -> str | None:
     """What the device tree calls the board, such as "NVIDIA Jetson AGX Orin Developer Kit"; None off such boards."""
     return read_text(str(root / "proc/device-tree/model"))
+
+
+def merge(at_s: float, chip: Chip, memory: Memory, sample: Sample | None) -> Reading:
+    """What the files say, and jtop of what they do not."""
+    reading = Reading(
+        at_s=at_s,
+        memory=memory,
+        temperatures_c=chip.temperatures_c,
+        trips=chip.trips,
+        throttling=chip.throttling,
+        over_current_events=chip.over_current_events,
+        power_mw=chip.power_mw,
+        total_power_mw=chip.total_power_mw,
+        gpu_load_percent=chip.gpu_load_percent,
+        gpu_clock_hz=chip.gpu_clock_hz,
+        dla_active=chip.dla_active,
+        fan_percent=chip.fan_percent,
+    )
+    if sample is None:
+        return reading
+    return replace(
+        reading,
+        memory=memory if memory.gpu_bytes is not None else replace(memory, gpu_bytes=sample.gpu_bytes),
+        temperatures_c=chip.temperatures_c or sample.temperatures_c,
+        power_mw=chip.power_mw or sample.power_mw,
+        total_power_mw=chip.total_power_mw if chip.power_mw else sample.total_power_mw,
+        gpu_load_percent=_first(chip.gpu_load_percent, sample.gpu_load_percent),
+        gpu_clock_hz=_first(chip.gpu_clock_hz, sample.gpu_clock_hz),
+        dla_active=chip.dla_active or sample.dla_active,
+        fan_percent=_first(chip.fan_percent, sample.fan_percent),
+        power_mode=sample.power_mode,
+        jetson_clocks=sample.jetson_clocks,
+        jtop=True,
+    )
+
+
+def _first(value: T | None, other: T | None) -> T | None:
+    return value if value is not None else other
 
 
 class Monitor:
@@ -96,42 +137,8 @@ class Monitor:
         self._tell_throttling(chip.throttling, now_s)
         self._tell_over_current(chip.over_current_events, now_s)
         self._tell_lost_sensors(chip.temperatures_c, now_s)
-        return self._merged(now_s, chip)
-
-    def _merged(self, now_s: float, chip: Chip) -> Reading:
-        """What the files say, and jtop of what they do not."""
         memory = self._proc.read(now_s)
-        reading = Reading(
-            at_s=now_s,
-            memory=memory,
-            temperatures_c=chip.temperatures_c,
-            trips=chip.trips,
-            throttling=chip.throttling,
-            over_current_events=chip.over_current_events,
-            power_mw=chip.power_mw,
-            total_power_mw=chip.total_power_mw,
-            gpu_load_percent=chip.gpu_load_percent,
-            gpu_clock_hz=chip.gpu_clock_hz,
-            dla_active=chip.dla_active,
-            fan_percent=chip.fan_percent,
-        )
-        sample = None if self._companion is None else self._companion.poll(now_s)
-        if sample is None:
-            return reading
-        return replace(
-            reading,
-            memory=memory if memory.gpu_bytes is not None else replace(memory, gpu_bytes=sample.gpu_bytes),
-            temperatures_c=chip.temperatures_c or sample.temperatures_c,
-            power_mw=chip.power_mw or sample.power_mw,
-            total_power_mw=chip.total_power_mw if chip.power_mw else sample.total_power_mw,
-            gpu_load_percent=_first(chip.gpu_load_percent, sample.gpu_load_percent),
-            gpu_clock_hz=_first(chip.gpu_clock_hz, sample.gpu_clock_hz),
-            dla_active=chip.dla_active or sample.dla_active,
-            fan_percent=_first(chip.fan_percent, sample.fan_percent),
-            power_mode=sample.power_mode,
-            jetson_clocks=sample.jetson_clocks,
-            jtop=True,
-        )
+        return merge(now_s, chip, memory, None if self._companion is None else self._companion.poll(now_s))
 
     def _tell_throttling(self, throttling: tuple[str, ...], now_s: float) -> None:
         if not self._throttling.announce(throttling, now_s):
@@ -173,7 +180,3 @@ class Monitor:
                 self._events.emit("sensor_lost", text, severity="warning", zone=zone)
             else:
                 logger.info("the temperature of %s can be read again", zone)
-
-
-def _first(value: T | None, other: T | None) -> T | None:
-    return value if value is not None else other
