@@ -46,12 +46,12 @@ def poll(condition: Callable[[], object], what: str, *, deadline_s: float = DEAD
     """Wait until the condition holds.
 
     Raises:
-        Missing: it did not in time; the text says what was waited for.
+        TimeoutError: it did not in time; the text says what was waited for.
     """
     ends_s = time.monotonic() + deadline_s
     while not condition():
         if time.monotonic() > ends_s:
-            raise Missing(f"waited {deadline_s:g} s in vain for {what}")
+            raise TimeoutError(f"waited {deadline_s:g} s in vain for {what}")
         time.sleep(0.01)
 
 
@@ -219,14 +219,13 @@ class Subscriber:
         self._client.disconnect()
         self._client.loop_stop()
 
-    def newest_s(self, streams: set[str] | None = None, *, after_s: float) -> dict[str, float]:
+    def first_after(self, moment_s: float) -> dict[str, float]:
         """The first arrival after a moment, by stream, of those that had one."""
         first: dict[str, float] = {}
         for heard in reversed(self.results):
-            if heard.arrived_s <= after_s:
+            if heard.arrived_s <= moment_s:
                 break
-            if streams is None or heard.stream in streams:
-                first[heard.stream] = heard.arrived_s
+            first[heard.stream] = heard.arrived_s
         return first
 
     def _on_connect(self, client: paho.Client, _data: object, flags: paho.ConnectFlags, *_: object) -> None:

@@ -32,6 +32,7 @@ which a broker lost had been acknowledged by it.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
     from benchmarks.rig import Heard
 
-__all__ = ["Balance", "Bounds", "Counts", "Frames", "Inferred", "Life", "balance", "parse_ledger"]
+__all__ = ["Balance", "Bounds", "Counts", "Frames", "Inferred", "Life", "balance", "parse_ledger", "repairs"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _SHOWN = 5
@@ -238,6 +239,39 @@ def balance(
         frames=frames,
         problems=tuple(problems),
     )
+
+
+def repairs(
+    ledger: Sequence[Inferred], heard: Iterable[Heard], faults: Iterable[tuple[float, Iterable[str]]]
+) -> list[float | None]:
+    """How long each fault was felt after its end: until a result made after it had arrived of every stream it concerns.
+
+    What waited during the fault and arrives afterwards does not count, since it says nothing of the present.
+
+    Args:
+        ledger: in the order in which it was written.
+        heard: in the order of arrival.
+        faults: the end of each, by time.monotonic(), and the streams that it concerns.
+
+    Returns:
+        Seconds; None where a stream stayed silent.
+    """
+    arrived_s: dict[Key, float] = {}
+    for one in heard:
+        arrived_s.setdefault((one.stream, one.frame_id, _utc_us(one.captured_at)), one.arrived_s)
+    made: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for entry in ledger:
+        if entry.key in arrived_s:
+            made[entry.stream].append((entry.at_s, arrived_s[entry.key]))
+    found: list[float | None] = []
+    for ended_s, streams in faults:
+        firsts: list[float] = []
+        for stream in streams:
+            place = bisect_right(made[stream], (ended_s, float("inf")))
+            firsts.append(min((arrival_s for _, arrival_s in made[stream][place:]), default=float("inf")))
+        last_s = max(firsts, default=ended_s)
+        found.append(None if last_s == float("inf") else max(0.0, last_s - ended_s))
+    return found
 
 
 def _distinct(heard: Iterable[Heard]) -> tuple[dict[Key, str], int, list[str]]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.rig import Heard
-from benchmarks.soak_books import Balance, Bounds, Counts, Inferred, Life, balance, parse_ledger
+from benchmarks.soak_books import Balance, Bounds, Counts, Inferred, Life, balance, parse_ledger, repairs
 
 BOUNDS = Bounds(daemon_s=0.7, broker_s=2.0)
 
@@ -226,3 +226,28 @@ def test_a_hang_costs_nothing() -> None:
     found = close(TEN, [arrived(entry) for entry in TEN[:9]], [Life(1, "hung", TEN[9].at_s + 0.1)])
 
     assert len(found.problems) == 1
+
+
+def heard_at(entry: Inferred, seconds_later: float) -> Heard:
+    return arrived(entry)._replace(arrived_s=entry.at_s + seconds_later)
+
+
+def test_a_repair_ends_with_the_first_result_made_after_the_fault() -> None:
+    """The fault ends at 100.35, between frames 3 and 4. Frame 3 was kept meanwhile, and comes at 100.5."""
+    heard = [heard_at(TEN[3], 0.2), *(heard_at(entry, 0.3) for entry in TEN[4:])]
+
+    (found,) = repairs(TEN, heard, [(100.35, ["gate"])])
+
+    assert found == pytest.approx(100.4 + 0.3 - 100.35)
+
+
+def test_a_repair_waits_for_every_stream_that_the_fault_concerns() -> None:
+    late = made(0, stream="yard", at_s=100.8)
+    ledger = [*TEN[:8], late, *TEN[8:]]
+    heard = [heard_at(entry, 0.01) for entry in ledger]
+
+    both, one, silent = repairs(ledger, heard, [(100.35, ["gate", "yard"]), (100.35, ["gate"]), (100.85, ["yard"])])
+
+    assert both == pytest.approx(0.46)
+    assert one == pytest.approx(0.06)
+    assert silent is None
