@@ -107,7 +107,7 @@ def answer(method: str, target: str, snapshot: Callable[[], Snapshot], *, now_ut
         return Reply(404, _TEXT, f"there is nothing here; look at {', '.join(PATHS)}\n".encode())
     if method not in {"GET", "HEAD"}:
         return Reply(405, _TEXT, b"this can be read only: GET or HEAD\n")
-    # Imported by the request that needs it: together they are 10 MB that most daemons never need.
+    # Imported by the request that needs it: memory that a daemon without a Prometheus never takes.
     if path == "/metrics":
         from edge import metrics
 
