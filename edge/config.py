@@ -20,7 +20,9 @@ from edge.errors import ConfigError
 
 __all__ = [
     "Calibration",
+    "Camera",
     "Classification",
+    "Csi",
     "Deployment",
     "DetectionTask",
     "Dla",
@@ -36,11 +38,13 @@ __all__ = [
     "Mqtt",
     "Outbox",
     "Parity",
+    "Rtsp",
     "Segmentation",
     "Source",
     "Status",
     "Stream",
     "TestPattern",
+    "V4l2",
     "Video",
     "Watch",
     "json_schema",
@@ -378,6 +382,10 @@ class Folder(Source, frozen=True, kw_only=True, tag="folder"):
     path: PathStr
     fps: Annotated[Fps | None, Meta(description="Pictures a second; default: 10.")] = None
     loop: Annotated[bool, Meta(description="Start again at the end.")] = True
+    watch: Annotated[
+        bool,
+        Meta(description="Give each picture once, also those that come later, and wait for more; loop has no say."),
+    ] = False
 
 
 class Video(Source, frozen=True, kw_only=True, tag="video"):
@@ -402,11 +410,86 @@ class TestPattern(Source, frozen=True, kw_only=True, tag="pattern"):
     fps: Fps = 30.0
 
 
+class Camera(Source, frozen=True, kw_only=True):
+    """What all cameras have in common."""
+
+    scale: Annotated[
+        Literal["model", "none"] | Size,
+        Meta(
+            description="Size of the pictures that are handed on, where GStreamer can scale them on the way: model fits"
+            " them into the model's input, keeping their shape; or [width, height]."
+        ),
+    ] = "model"
+    stall_s: Annotated[Positive, Meta(description="Without a frame for so long, the camera is opened anew.")] = 5.0
+    frozen_s: Annotated[
+        Positive | None,
+        Meta(description="With nothing but identical frames for so long, the camera is opened anew; null: never."),
+    ] = 30.0
+
+
+class Csi(Camera, frozen=True, kw_only=True, tag="csi"):
+    """A camera on the module's CSI connector, by NVIDIA's Argus. Needs an OpenCV with GStreamer: JetPack's."""
+
+    sensor: Annotated[int, Meta(ge=0, le=15, description="sensor-id of nvarguscamerasrc.")] = 0
+    size: Annotated[Size, Meta(description="[width, height] of a mode that the sensor has.")] = (1920, 1080)
+    fps: Fps = 30.0
+    flip: Annotated[int, Meta(ge=0, le=7, description="flip-method of nvvidconv; 2 turns by 180 degrees.")] = 0
+
+
+class V4l2(Camera, frozen=True, kw_only=True, tag="v4l2"):
+    """A USB camera, or whatever else has a /dev/video."""
+
+    device: Annotated[
+        str,
+        Meta(
+            pattern=r"^/dev/[^\s!]+$",
+            description="/dev/v4l/by-id/... keeps its name when others are plugged in; /dev/video0 may not.",
+            extra={"says": "a device such as /dev/video0, without spaces"},
+        ),
+    ] = "/dev/video0"
+    size: Annotated[Size | None, Meta(description="[width, height] to ask for; default: the camera's own.")] = None
+    fps: Annotated[Fps | None, Meta(description="Frames a second to ask for; default: the camera's own.")] = None
+    format: Annotated[
+        Literal["auto", "mjpeg", "yuyv"], Meta(description="What to ask the camera for; mjpeg saves USB bandwidth.")
+    ] = "auto"
+    backend: Annotated[
+        Literal["auto", "gstreamer", "v4l2"], Meta(description="auto: GStreamer on a Jetson, else OpenCV's V4L2.")
+    ] = "auto"
+
+
+class Rtsp(Camera, frozen=True, kw_only=True, tag="rtsp"):
+    """A network camera."""
+
+    url: Annotated[
+        str,
+        Meta(
+            pattern=r"^rtsps?://[^\s!\"]+$",
+            description="Without user name and password, which go into username and password_file.",
+            extra={"says": "an rtsp:// or rtsps:// address without spaces or quotes"},
+        ),
+    ]
+    username: str | None = None
+    password_file: Annotated[
+        PathStr | None,
+        Meta(
+            description="File whose first line is the camera's password; default: the systemd credential"
+            " camera_<stream>_password, then the environment variable EDGE_CAMERA_<STREAM>_PASSWORD."
+        ),
+    ] = None
+    transport: Annotated[Literal["tcp", "udp"], Meta(description="tcp loses no packets; udp has less delay.")] = "tcp"
+    latency_ms: Annotated[int, Meta(ge=0, le=10000, description="Jitter buffer of GStreamer's rtspsrc.")] = 200
+    codec: Annotated[Literal["h264", "h265", "mjpeg"], Meta(description="For GStreamer's decoder.")] = "h264"
+    backend: Annotated[
+        Literal["auto", "gstreamer", "ffmpeg"],
+        Meta(description="auto: GStreamer with the hardware decoder on a Jetson, else OpenCV's FFmpeg."),
+    ] = "auto"
+
+
 class Stream(Section, frozen=True, kw_only=True):
     """A camera, or what stands in for one."""
 
     name: Name
-    source: Folder | Video | TestPattern
+    source: Folder | Video | TestPattern | Csi | V4l2 | Rtsp
     model: Annotated[str | None, Meta(description="Name of the model to run; default: the first.")] = None
 
 
@@ -602,6 +685,9 @@ def _cross_check(deployment: Deployment) -> list[tuple[str, str]]:
             problems += _check_model_name(f"models[{index}].lighter", model.lighter, known)
     for index, stream in enumerate(deployment.streams):
         problems += _check_model_name(f"streams[{index}].model", stream.model, known)
+        source = stream.source
+        if isinstance(source, Rtsp) and source.password_file is not None and source.username is None:
+            problems.append((f"streams[{index}].source.password_file", "needs source.username as well"))
     mqtt = deployment.mqtt
     if mqtt.password_file is not None and mqtt.username is None:
         problems.append(("mqtt.password_file", "needs mqtt.username as well"))

@@ -73,7 +73,7 @@ class Roster:
             EdgeError: it cannot be opened.
         """
         key = f"streams[{deployment.streams.index(stream)}].source"
-        opened = partial(open_source, stream, key=key)
+        opened = partial(open_source, stream, key=key, events=self._events)
         return Capture(stream, lane.name, lane.new_feed(stream.name), opened, self._events)
 
     def worker_of(self, capture: Capture) -> Worker:

@@ -1,11 +1,13 @@
-"""Where frames come from. A source is added by one file and one line in ``SOURCES``; none knows of inference."""
+"""Where frames come from. A source is added by one file and one line in ``SOURCES``; none knows of inference.
+
+Importing this package imports nothing else of ours: a camera's own process (``edge.sources.grabber``) lives in it, and
+should be small.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
-
-from edge import config
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     import threading
@@ -14,18 +16,21 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from edge import config
+    from edge.errors import EdgeError
+    from edge.events import Events
     from edge.types import Frame
 
-__all__ = ["SOURCES", "Source", "SourceHealth", "describe", "open_source"]
+__all__ = ["SOURCES", "Source", "SourceHealth", "describe", "open_source", "problems"]
 
 
 @dataclass(frozen=True, slots=True)
 class SourceHealth:
-    """How a source is."""
+    """How a source is. A new one for each change, so that other threads can read it."""
 
     state: Literal["opening", "live", "lost", "ended"]
     trouble: str | None = None
-    """Why it is lost."""
+    """Why it is lost, as the end of a sentence about the camera; secrets are masked."""
     restarts: int = 0
     """How often it was opened anew."""
 
@@ -39,27 +44,31 @@ class Source(Protocol):
 
     @property
     def lossless(self) -> bool:
-        """Whether every frame counts: its reader then asks for the next one when the last has been taken."""
+        """Whether every frame counts: the next one is then asked for when the model has taken the one before."""
 
     @property
     def health(self) -> SourceHealth:
-        """How it is; for other threads too."""
+        """How it is; may be read by any thread."""
 
     @property
     def skipped(self) -> int:
-        """Frames that arrived, got an index, and were replaced by newer ones before they could be handed on."""
+        """Frames that arrived and were never handed on, since newer ones came or no buffer was free.
+
+        They have indexes too: what arrived is what was handed on and what was skipped.
+        """
 
     def frames(self, stop: threading.Event, *, fit_wh: tuple[int, int] | None = None) -> Iterator[Frame | None]:
         """Yield frames at the source's pace until it ends or ``stop`` is set; either takes effect within a second.
 
-        A None says that nothing has come for a while.
-
         Args:
             stop: ends it.
-            fit_wh: the model's input size, for cameras that can scale.
+            fit_wh: input size of the model, for cameras that can scale (``scale: model``).
+
+        Yields:
+            A frame, or at least once a second None while there is none.
 
         Raises:
-            SourceError: the stream has broken off.
+            SourceError: the stream has broken off. Cameras never raise it: they are opened anew, for ever.
             DataError: what is read holds no usable picture.
         """
 
@@ -72,48 +81,83 @@ class Source(Protocol):
         """Close the source."""
 
 
-def open_source(stream: config.Stream, *, key: str) -> Source:
-    """Open what a stream names.
+def open_source(stream: config.Stream, *, key: str, events: Events) -> Source:
+    """Open what a stream names. A camera that is away is no error: ``frames`` tries it for ever.
 
     Args:
         stream: the section of the deployment.
         key: what its source is called in the deployment, such as ``streams[0].source``, for messages.
+        events: where it is told that a camera was opened or lost.
 
     Raises:
+        ConfigError: the section cannot work, or names a password file that cannot be read.
         DataError: the file or folder is missing, or holds no picture.
         SourceError: it is there, but cannot be opened.
     """
-    return SOURCES[type(stream.source)](stream.source, stream.name, key)
+    return SOURCES[_tag(stream.source)](stream, key, events)
 
 
-def _folder(section: config.Folder, stream: str, key: str) -> Source:
+def describe(source: config.Source) -> str:
+    """What a section reads, in one phrase without secrets."""
+    from edge.sources.survey import describe as describe_section
+
+    return describe_section(source)
+
+
+def problems(stream: config.Stream, *, key: str) -> list[EdgeError]:
+    """What would keep a stream from running, as far as it can be known without opening it.
+
+    Args:
+        stream: the section of the deployment.
+        key: what its source is called in the deployment, such as ``streams[0].source``.
+    """
+    from edge.sources.survey import problems as survey_problems
+
+    return survey_problems(stream, key=key)
+
+
+def _tag(section: config.Source) -> str:
+    return str(section.__struct_config__.tag)
+
+
+def _folder(stream: config.Stream, key: str, _events: Events) -> Source:
+    from edge import config
     from edge.sources.folder import FolderSource
+    from edge.sources.watch import WatchSource
 
-    return FolderSource(section, stream=stream, key=key)
+    assert isinstance(stream.source, config.Folder)
+    kind = WatchSource if stream.source.watch else FolderSource
+    return kind(stream.source, stream=stream.name, key=key)
 
 
-def _video(section: config.Video, stream: str, key: str) -> Source:
+def _video(stream: config.Stream, key: str, _events: Events) -> Source:
+    from edge import config
     from edge.sources.video import VideoSource
 
-    return VideoSource(section, stream=stream, key=key)
+    assert isinstance(stream.source, config.Video)
+    return VideoSource(stream.source, stream=stream.name, key=key)
 
 
-def _pattern(section: config.TestPattern, stream: str, _key: str) -> Source:
+def _pattern(stream: config.Stream, _key: str, _events: Events) -> Source:
+    from edge import config
     from edge.sources.pattern import PatternSource
 
-    return PatternSource(section, stream=stream)
+    assert isinstance(stream.source, config.TestPattern)
+    return PatternSource(stream.source, stream=stream.name)
 
 
-def describe(section: config.Source) -> str:
-    """What a source reads, in a few words."""
-    kind = str(section.__struct_config__.tag)
-    if isinstance(section, config.TestPattern):
-        return f"{kind} {section.size[0]}x{section.size[1]}, {section.fps:g} a second"
-    return f"{kind} {getattr(section, 'path', '')}".rstrip()
+def _camera(stream: config.Stream, key: str, events: Events) -> Source:
+    from edge.sources.camera import CameraSource
+
+    return CameraSource(stream, key=key, events=events)
 
 
-SOURCES: dict[type[config.Source], Callable[[Any, str, str], Source]] = {
-    config.Folder: _folder,
-    config.TestPattern: _pattern,
-    config.Video: _video,
+SOURCES: dict[str, Callable[[config.Stream, str, Events], Source]] = {
+    "folder": _folder,
+    "video": _video,
+    "pattern": _pattern,
+    "csi": _camera,
+    "v4l2": _camera,
+    "rtsp": _camera,
 }
+"""By the ``type`` that a source has in the deployment."""

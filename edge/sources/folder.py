@@ -10,7 +10,7 @@ from edge.errors import DataError
 from edge.files import printable
 from edge.image import decode
 from edge.sources import SourceHealth
-from edge.sources.pace import Pacer, Stamper
+from edge.sources.pace import BEAT_S, Pacer, Stamper
 
 if TYPE_CHECKING:
     import threading
@@ -29,13 +29,15 @@ logger = logging.getLogger(__name__)
 SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 """What counts as a picture in a folder, in upper or lower case, here and in calibration."""
 
-_WAIT_S = 1.0
-
 _DEFAULT_FPS = 10.0
+_LIVE = SourceHealth("live")
 
 
 class FolderSource:
     """Plays a folder once or for ever. Each pass lists it anew, so pictures may come and go."""
+
+    lossless = False
+    skipped = 0
 
     def __init__(self, section: config.Folder, *, stream: str, key: str) -> None:
         """Look at the folder.
@@ -49,16 +51,8 @@ class FolderSource:
         self._fps = section.fps or _DEFAULT_FPS
         self._stamp = Stamper(stream)
         self._refused: set[str] = set()
-        self._health = SourceHealth("live")
+        self.health = SourceHealth("opening")
         self._list()
-
-    lossless = False
-    skipped = 0
-
-    @property
-    def health(self) -> SourceHealth:
-        """Lost while there is no picture to be had."""
-        return self._health
 
     @property
     def description(self) -> str:
@@ -73,7 +67,7 @@ class FolderSource:
     ) -> None:
         """Nothing stays open between frames."""
 
-    def frames(self, stop: threading.Event, *, fit_wh: tuple[int, int] | None = None) -> Iterator[Frame | None]:  # noqa: ARG002 - pictures have the size that they have
+    def frames(self, stop: threading.Event, *, fit_wh: tuple[int, int] | None = None) -> Iterator[Frame | None]:
         """Yield the pictures; one that cannot be read is skipped, with a warning the first time.
 
         A looped folder that has given pictures, and is empty or gone for a while, is waited for as a camera would be.
@@ -81,38 +75,35 @@ class FolderSource:
         Raises:
             DataError: the folder holds no picture that can be read.
         """
+        del fit_wh
         pacer = Pacer(self._fps)
-        seen = waiting = False
         while not stop.is_set():
             try:
-                for frame in self._pass(pacer, stop):
-                    if waiting:
-                        logger.info("%s: %s: has pictures again", self._key, self._folder)
-                        waiting = False
-                        self._health = SourceHealth("live")
-                    seen = True
-                    yield frame
+                yield from self._pass(pacer, stop)
             except DataError as error:
-                if not (self._loop and seen):
+                if not self._loop or self.health.state == "opening":
                     raise
-                if not waiting:
+                if self.health.state == "live":
                     logger.warning("%s; waiting for pictures", error)
-                    waiting = True
-                    self._health = SourceHealth("lost", str(error))
+                    self.health = SourceHealth("lost", str(error))
+                stop.wait(BEAT_S)
                 yield None
-                stop.wait(_WAIT_S)
             if not self._loop:
+                self.health = SourceHealth("ended")
                 return
 
-    def _pass(self, pacer: Pacer, stop: threading.Event) -> Iterator[Frame]:
+    def _pass(self, pacer: Pacer, stop: threading.Event) -> Iterator[Frame | None]:
         """The pictures that are there now, once."""
         usable = 0
         for path in self._list():
             image = self._read(path)
             if image is not None:
                 usable += 1
-                if not pacer.wait(stop):
+                if not (yield from pacer.beats(stop)):
                     return
+                if self.health.state == "lost":
+                    logger.info("%s: %s: has pictures again", self._key, self._folder)
+                self.health = _LIVE
                 yield self._stamp(image, printable(path.name))
             if stop.is_set():
                 return

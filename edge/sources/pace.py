@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Protocol
 from edge.types import Frame
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     from edge.types import Image
 
-__all__ = ["Pacer", "Stamper", "StopEvent"]
+__all__ = ["BEAT_S", "Pacer", "Stamper", "StopEvent"]
+
+BEAT_S = 0.5
+"""So often a source that has no frame says so."""
 
 
 class StopEvent(Protocol):
@@ -35,15 +38,27 @@ class Pacer:
 
     def wait(self, stop: StopEvent) -> bool:
         """Wait until the next frame is due; return False if ``stop`` was set instead."""
+        beats = self.beats(stop)
+        while True:
+            try:
+                next(beats)
+            except StopIteration as end:
+                return bool(end.value)
+
+    def beats(self, stop: StopEvent) -> Generator[None, None, bool]:
+        """The same, but with a None every ``BEAT_S`` while it waits, for use with ``yield from``."""
         now_s = self._clock()
         if self._due_s is None:
             self._due_s = now_s
         late_s = now_s - self._due_s
         if late_s >= self._period_s:
             self._due_s += self._period_s * (late_s // self._period_s)
-        stopped = stop.wait(max(0.0, self._due_s - now_s))
-        self._due_s += self._period_s
-        return not stopped
+        due_s, self._due_s = self._due_s, self._due_s + self._period_s
+        while (left_s := due_s - self._clock()) > BEAT_S:
+            if stop.wait(BEAT_S):
+                return False
+            yield None
+        return not stop.wait(max(0.0, left_s))
 
 
 class Stamper:

@@ -1,7 +1,8 @@
-"""A test picture that moves: for benchmarks, for trying out a broker, for a box whose camera is not there yet."""
+"""A test picture that moves: colour bars over a ramp, scrolling. For trying things out without a camera."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +12,7 @@ from edge.sources.pace import Pacer, Stamper
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
     from typing_extensions import Self
@@ -21,30 +22,33 @@ if TYPE_CHECKING:
 
 __all__ = ["PatternSource"]
 
-_PICTURES = 16
+_BARS_BGR = np.array(
+    [(255, 255, 255), (0, 255, 255), (255, 255, 0), (0, 255, 0), (255, 0, 255), (0, 0, 255), (255, 0, 0)], np.uint16
+)
+_STEP_ROWS = 3
+_LIVE = SourceHealth("live")
 
 
 class PatternSource:
-    """Gives a few pictures in turn, a bright bar further along in each. They are made once: a frame costs nothing."""
+    """Frame n is the same picture every time. Frames are views of one array, so that none is allocated."""
 
     lossless = False
     skipped = 0
 
-    def __init__(self, section: config.TestPattern, *, stream: str) -> None:
-        self._width, self._height = section.size
+    def __init__(
+        self, section: config.TestPattern, *, stream: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._size_wh = section.size
         self._fps = section.fps
-        self._stamp = Stamper(stream)
-        self._pictures = [self._draw(index) for index in range(_PICTURES)]
+        self._clock = clock
+        self._stamp = Stamper(stream, clock=clock)
+        self.health = SourceHealth("opening")
 
     @property
     def description(self) -> str:
-        """What is made and how fast."""
-        return f"test pattern {self._width}x{self._height}, {self._fps:g} a second"
-
-    @property
-    def health(self) -> SourceHealth:
-        """Always well."""
-        return SourceHealth("live")
+        """What is shown and how fast."""
+        width, height = self._size_wh
+        return f"test pattern, {width}x{height}, {self._fps:g} frames a second"
 
     def __enter__(self) -> Self:
         return self
@@ -54,18 +58,26 @@ class PatternSource:
     ) -> None:
         """Nothing is open."""
 
-    def frames(self, stop: threading.Event, *, fit_wh: tuple[int, int] | None = None) -> Iterator[Frame]:  # noqa: ARG002 - it has the size that was asked for
-        """Yield pictures until ``stop``."""
-        pacer, count = Pacer(self._fps), 0
-        while pacer.wait(stop):
-            yield self._stamp(self._pictures[count % _PICTURES])
-            count += 1
+    def frames(self, stop: threading.Event, *, fit_wh: tuple[int, int] | None = None) -> Iterator[Frame | None]:
+        """Yield read-only frames at the pattern's rate."""
+        del fit_wh
+        height = self._size_wh[1]
+        scroll = _scroll(self._size_wh)
+        pacer = Pacer(self._fps, clock=self._clock)
+        number = 0
+        while (yield from pacer.beats(stop)):
+            self.health = _LIVE
+            top = number * _STEP_ROWS % height
+            yield self._stamp(scroll[top : top + height])
+            number += 1
 
-    def _draw(self, index: int) -> Image:
-        """A grey ramp with a white bar, ``(H, W, 3)`` uint8."""
-        ramp = np.linspace(32, 160, self._width, dtype=np.uint8)
-        image = np.repeat(np.tile(ramp, (self._height, 1))[:, :, None], 3, axis=2)
-        bar = max(1, self._width // _PICTURES)
-        image[:, index * bar : (index + 1) * bar] = 255
-        image.flags.writeable = False
-        return np.ascontiguousarray(image)
+
+def _scroll(size_wh: tuple[int, int]) -> Image:
+    """The picture twice, one above the other: a window of its height that moves down shows it scrolling, for ever."""
+    width, height = size_wh
+    bars = _BARS_BGR[np.arange(width) * len(_BARS_BGR) // width]
+    ramp = (np.arange(height, dtype=np.uint16) * 192 // max(1, height - 1) + 63)[:, None, None]
+    picture = (bars[None] * ramp // 255).astype(np.uint8)
+    scroll = np.concatenate([picture, picture])
+    scroll.flags.writeable = False
+    return scroll

@@ -1,4 +1,4 @@
-"""A video file as a stream, at its own rate or another."""
+"""A video file as a stream: at its own rate, at another, or as fast as its frames are taken."""
 
 from __future__ import annotations
 
@@ -29,10 +29,13 @@ logger = logging.getLogger(__name__)
 
 _DEFAULT_FPS = 25.0
 _MAX_FPS = 1000.0
+_LIVE = SourceHealth("live")
 
 
 class VideoSource:
     """Plays a file once or for ever, by OpenCV's FFmpeg backend."""
+
+    skipped = 0
 
     def __init__(self, section: config.Video, *, stream: str, key: str) -> None:
         """Open the file.
@@ -44,29 +47,18 @@ class VideoSource:
         self._path = Path(section.path)
         self._key = f"{key}.path"
         self._loop = section.loop
-        self._fast = section.pace == "fast"
+        self.lossless = section.pace == "fast"
+        self.health = SourceHealth("opening")
         self._stamp = Stamper(stream)
         if not self._path.exists():
             raise DataError(f"{self._key}: {self._path}: no such file")
         self._capture = self._open()
         self._fps = section.fps or own_fps(self._capture)
 
-    skipped = 0
-
-    @property
-    def lossless(self) -> bool:
-        """Whether every frame counts."""
-        return self._fast
-
-    @property
-    def health(self) -> SourceHealth:
-        """Well, as long as it can be read."""
-        return SourceHealth("live")
-
     @property
     def description(self) -> str:
         """What is read and how fast."""
-        pace = "as fast as it is taken" if self._fast else f"{self._fps:g} frames a second"
+        pace = "as fast as it is taken" if self.lossless else f"{self._fps:g} frames a second"
         return f"video {self._path}, {pace}{', looped' if self._loop else ''}"
 
     def __enter__(self) -> Self:
@@ -77,13 +69,14 @@ class VideoSource:
     ) -> None:
         self._capture.release()
 
-    def frames(self, stop: threading.Event, *, fit_wh: tuple[int, int] | None = None) -> Iterator[Frame]:  # noqa: ARG002 - FFmpeg gives what the file holds
+    def frames(self, stop: threading.Event, *, fit_wh: tuple[int, int] | None = None) -> Iterator[Frame | None]:
         """Yield the frames.
 
         Raises:
             SourceError: not one frame can be decoded, or the file can't be opened again for the next round.
         """
-        pacer = Pacer(self._fps)
+        del fit_wh
+        pacer = None if self.lossless else Pacer(self._fps)
         while True:
             count = 0
             while not stop.is_set():
@@ -91,13 +84,15 @@ class VideoSource:
                 if not found:
                     break
                 count += 1
-                if not self._fast and not pacer.wait(stop):
+                if pacer is not None and not (yield from pacer.beats(stop)):
                     return
+                self.health = _LIVE
                 yield self._stamp(np.ascontiguousarray(image, np.uint8))
             if stop.is_set():
                 return
             self._judge_end(count)
             if not self._loop:
+                self.health = SourceHealth("ended")
                 return
             # Opening again is exact for every container; seeking to frame 0 is not.
             self._capture.release()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args, get_type_hints
 
 import cv2
 import numpy as np
@@ -11,6 +11,7 @@ import pytest
 
 from edge import config
 from edge.errors import DataError, SourceError
+from edge.events import Events
 from edge.sources import SOURCES, open_source
 from edge.sources.video import opencv_build
 
@@ -39,8 +40,10 @@ def stream(source: config.Folder | config.Video) -> config.Stream:
 def play(source: config.Folder | config.Video, limit: int = 100) -> list[Frame]:
     frames: list[Frame] = []
     stop = threading.Event()
-    with open_source(stream(source), key="streams[0].source") as opened:
+    with open_source(stream(source), key="streams[0].source", events=Events()) as opened:
         for frame in opened.frames(stop):
+            if frame is None:
+                continue
             frames.append(frame)
             if len(frames) == limit:
                 stop.set()
@@ -48,7 +51,9 @@ def play(source: config.Folder | config.Video, limit: int = 100) -> list[Frame]:
 
 
 def test_there_is_a_source_for_each_kind_of_section() -> None:
-    assert set(SOURCES) == {config.Folder, config.Video, config.TestPattern}
+    kinds = get_args(get_type_hints(config.Stream)["source"])
+
+    assert set(SOURCES) == {kind.__struct_config__.tag for kind in kinds}
 
 
 def test_a_folder_is_played_in_order_of_names_and_other_files_are_no_pictures(tmp_path: Path) -> None:
@@ -98,7 +103,7 @@ def test_a_missing_or_empty_folder_names_its_key(tmp_path: Path, make: object, s
     make(path)  # type: ignore[operator]
 
     with pytest.raises(DataError, match=rf"^streams\[0\]\.source\.path: .*pictures: {says}"):
-        open_source(stream(config.Folder(path=str(path))), key="streams[0].source")
+        open_source(stream(config.Folder(path=str(path))), key="streams[0].source", events=Events())
 
 
 def test_a_picture_that_vanishes_while_the_folder_is_played_is_skipped(tmp_path: Path) -> None:
@@ -106,7 +111,9 @@ def test_a_picture_that_vanishes_while_the_folder_is_played_is_skipped(tmp_path:
         picture(tmp_path / name, 10)
 
     names = []
-    with open_source(stream(config.Folder(path=str(tmp_path), fps=FAST, loop=False)), key="k") as source:
+    with open_source(
+        stream(config.Folder(path=str(tmp_path), fps=FAST, loop=False)), key="k", events=Events()
+    ) as source:
         for frame in source.frames(threading.Event()):
             names.append(frame.name)
             (tmp_path / "b.png").unlink(missing_ok=True)
@@ -118,7 +125,7 @@ def test_a_video_is_played_to_its_end_at_its_own_rate(tmp_path: Path) -> None:
     film(tmp_path / "film.avi", 6, fps=50)
     section = config.Video(path=str(tmp_path / "film.avi"), loop=False)
 
-    with open_source(stream(section), key="k") as source:
+    with open_source(stream(section), key="k", events=Events()) as source:
         description = source.description
     frames = play(section)
 
@@ -132,7 +139,7 @@ def test_a_folder_that_is_empty_for_a_while_is_waited_for(tmp_path: Path, caplog
     path = tmp_path / "a.png"
     picture(path, 10)
     content = path.read_bytes()
-    with open_source(stream(config.Folder(path=str(tmp_path), fps=FAST)), key="k") as source:
+    with open_source(stream(config.Folder(path=str(tmp_path), fps=FAST)), key="k", events=Events()) as source:
         stop = threading.Event()
         frames = source.frames(stop)
         assert next(frame for frame in frames if frame is not None).name == "a.png"
@@ -157,9 +164,9 @@ def test_a_missing_video_is_missing_data_and_a_file_that_is_none_a_faulty_source
     (tmp_path / "text.mp4").write_text("no video")
 
     with pytest.raises(DataError, match=r"^streams\[0\]\.source\.path: .*gone\.mp4: no such file"):
-        open_source(stream(config.Video(path=str(tmp_path / "gone.mp4"))), key="streams[0].source")
+        open_source(stream(config.Video(path=str(tmp_path / "gone.mp4"))), key="streams[0].source", events=Events())
     with pytest.raises(SourceError, match=r"^streams\[0\]\.source\.path: .*text\.mp4: is not a video"):
-        open_source(stream(config.Video(path=str(tmp_path / "text.mp4"))), key="streams[0].source")
+        open_source(stream(config.Video(path=str(tmp_path / "text.mp4"))), key="streams[0].source", events=Events())
 
 
 def test_a_video_that_breaks_off_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -187,7 +194,7 @@ def test_stop_ends_a_slow_source_at_once(tmp_path: Path, kind: str) -> None:
 
     def read() -> None:
         nonlocal count
-        with open_source(stream(section), key="k") as source:
+        with open_source(stream(section), key="k", events=Events()) as source:
             for _ in source.frames(stop):
                 count += 1
                 started.set()
@@ -222,6 +229,6 @@ def test_a_video_as_fast_as_it_is_taken_gives_every_frame(tmp_path: Path) -> Non
     film(tmp_path / "film.avi", 7)
     section = config.Video(path=str(tmp_path / "film.avi"), fps=0.1, loop=False, pace="fast")
 
-    with open_source(stream(section), key="k") as source:
+    with open_source(stream(section), key="k", events=Events()) as source:
         assert source.lossless
         assert len(list(source.frames(threading.Event()))) == 7
