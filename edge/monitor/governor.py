@@ -254,7 +254,6 @@ class Governor:
     def _order(self, reading: Reading, heat: Heat) -> Order:
         lighter = self._ladder.lighter
         limits = self._shares.limits(self._rate.budget_fps)
-        reason = self._reason(heat)
         mode: Literal["full", "limited", "lighter", "paused"] = "full"
         if self._headroom.low or self._ladder.rung == "paused":
             mode, limits = "paused", dict.fromkeys(limits, 0.0)
@@ -264,8 +263,7 @@ class Governor:
             mode = "limited"
         if mode != "paused":
             self._tell_rate(reading.at_s, limits, heat)
-        if mode == "full":
-            reason = None
+        reason = None if mode == "full" else self._reason(heat)
         temperature_c = None if heat.temperature_c is None else round(heat.temperature_c, 2)
         self._state = GovernorState(mode, reason or self._ungoverned, heat.set_point_c, heat.zone, temperature_c)
         return Order(mode, limits, lighter=lighter, reason=reason, restart=self._leaks.restart)

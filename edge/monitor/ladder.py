@@ -28,10 +28,10 @@ _COOL_S = {"lighter": 60.0, "paused": 10.0}
 """How long it must be cool before the rung is left upwards."""
 _LONGEST_S = 3600.0
 """The wait is doubled after each failed return up to this."""
-_FAILED_S = 7200.0
-"""A rung that is too hot within this after a return: the return failed. A case of 1 kg takes an hour to warm up."""
-_COOLER_C = 1.0
-"""So much cooler than at a failed return the next one must be ..."""
+_FAILED_S = 6 * 3600.0
+"""A rung that is too hot within this after a return: the return failed. A case takes hours to warm up through."""
+_COOLER_C = 2.0
+"""So much cooler than at a failed return the next one must be, and twice that after the next failure ..."""
 _FORGET_C_PER_S = 0.25 / 3600
 """... which is slowly forgotten: boxes are moved, and cleaned."""
 
@@ -44,7 +44,9 @@ class _Return:
     tried_at_s: float | None = None
     tried_c: float = 0.0
     failed_at_s: float | None = None
-    failed_c: float = 0.0
+    highest_c: float = 0.0
+    """From where the next may be tried, as far as failures tell."""
+    failures: int = 0
 
 
 class Ladder:
@@ -131,9 +133,10 @@ class Ladder:
             return
         if at_s - way.tried_at_s < _FAILED_S:
             way.wait_s = min(2 * way.wait_s, _LONGEST_S)
-            way.failed_at_s, way.failed_c = at_s, way.tried_c
+            way.failed_at_s, way.highest_c = at_s, way.tried_c - _COOLER_C * 2.0 ** min(way.failures, 3)
+            way.failures += 1
         else:
-            way.wait_s, way.failed_at_s = _DWELL_S, None
+            way.wait_s, way.failed_at_s, way.failures = _DWELL_S, None, 0
         way.tried_at_s = None
 
     def _highest_c(self, at_s: float) -> float:
@@ -142,7 +145,7 @@ class Ladder:
         way = self._returns[self.rung]
         if way.failed_at_s is None:
             return float("inf")
-        return way.failed_c - _COOLER_C + _FORGET_C_PER_S * (at_s - way.failed_at_s)
+        return way.highest_c + _FORGET_C_PER_S * (at_s - way.failed_at_s)
 
     def _up(self, at_s: float, mean_c: float, *, has_lighter: bool) -> None:
         assert self.rung != "full"

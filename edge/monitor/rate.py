@@ -22,23 +22,28 @@ _RESET_S = 60.0
 """Integral time: about the time constant of module and heat spreader."""
 _UP = 0.5
 """The integral rises at this share of the speed at which it falls."""
+_URGENCY = 6.0
+"""How much faster the integral falls for each kelvin of the excess beyond noise: far too hot is not for long."""
 _LEAD_S = 10.0
 """How far ahead the proportional part looks, by the slope."""
 _RISE_PER_S = 0.01
 """Share of the demand by which the limit may rise in a second."""
-_TARGET_C = -0.15
+_TARGET_C = -0.1
 """Where to rest, from the set point."""
 _REST_S = 30.0
 """How long the slow temperature must be at the target before the rate is held."""
 _TRIM_S = 300.0
 """How often a held rate is trimmed, by the mean temperature over about as long ..."""
-_TRIM_C = 0.1
+_TRIM_C = 0.08
 """... where that is farther than this from the target ..."""
-_TRIM_K = 100.0
+_TRIM_K = 60.0
 """... as if the whole demand warmed the junction by this much: more than any box does, so that no trim is too large."""
 _WARM_C = 10.0
 """So near the set point a demand that grows is admitted no faster than the limit may rise."""
-_START_C = 30.0
+_ALARM_C = 0.9
+_ALARM_NOISE = 4.5
+"""A held rate is given up at once when the temperature ahead is so far above the set point, or so many sigmas."""
+_START_C = 25.0
 """Where the first reading is so near the set point, the first minute begins at a quarter of the demand."""
 _START = 0.25
 _RISE_PER_READING = 0.05
@@ -59,6 +64,7 @@ class RateController:
         self._output = self._integral = math.inf
         self._held = True
         self._resting_s = 0.0
+        self._calm_fps = 0.0
         self._mean_c = 0.0
         self._trimmed_s = 0.0
 
@@ -78,7 +84,7 @@ class RateController:
 
     def restart(self, budget_fps: float) -> None:
         """Go on from another budget, such as the lowest one after a pause."""
-        self.budget_fps = self._output = self._integral = budget_fps
+        self.budget_fps = self._output = self._integral = self._calm_fps = budget_fps
         self._held = False
         self._resting_s = 0.0
 
@@ -127,12 +133,15 @@ class RateController:
         sensor, target_c = self._sensor, set_point_c + _TARGET_C
         full = self.budget_fps >= demand_fps
         band_c = 0.5 + 0.4 * sensor.noise_c
-        too_hot = sensor.slow_c > target_c + band_c or sensor.ahead_c > set_point_c + max(0.8, 3.5 * sensor.noise_c)
+        too_hot = sensor.slow_c > target_c + band_c or sensor.ahead_c > set_point_c + max(
+            _ALARM_C, _ALARM_NOISE * sensor.noise_c
+        )
         if too_hot or (not full and sensor.slow_c < target_c - band_c):
             self._held, self._resting_s = False, 0.0
             self.budget_fps = self._output = min(self.budget_fps, demand_fps)
             # Bumpless: from where it is, whatever the proportional part says of the distance so far.
-            self._integral = self.budget_fps + self._gain(passed_s, demand_fps) * (sensor.ahead_c - target_c)
+            self._integral = self.budget_fps + self._gain(passed_s, demand_fps) * (sensor.slow_c - target_c)
+            self._calm_fps = self.budget_fps
         elif full:
             # What was inferred a moment ago is known to be bearable; that fades.
             goal = _SPARE * demand_fps
@@ -155,7 +164,9 @@ class RateController:
         gain = self._gain(passed_s, demand_fps)
         hot = sensor.slow_c > target_c
         speed = gain / max(_RESET_S, 3 * passed_s) * (1.0 if hot else _UP)
-        self._integral -= speed * (sensor.fast_c - target_c) * passed_s
+        error_c = sensor.fast_c - target_c
+        urgency = 1.0 + _URGENCY * max(error_c - 0.3 - sensor.noise_c / 2, 0.0)
+        self._integral -= speed * error_c * urgency * passed_s
         wanted = self._integral - gain * (sensor.ahead_c - target_c)
         highest = demand_fps
         if sensor.slow_c < target_c - 1.0:
@@ -164,6 +175,7 @@ class RateController:
         self._integral += (self._output - wanted) * min(1.0, passed_s / 20)
         if abs(self._output - self.budget_fps) > _STEP * demand_fps or self._output in {floor_fps, demand_fps}:
             self.budget_fps = self._output
+        self._calm_fps += _share(passed_s, _REST_S) * (self._output - self._calm_fps)
         at_ease = abs(sensor.slow_c - target_c) < 0.15 + 0.3 * sensor.noise_c
         if at_ease or (self._output >= demand_fps and not hot):
             self._resting_s += passed_s
@@ -171,6 +183,8 @@ class RateController:
             self._resting_s = 0.0
         if self._resting_s >= max(_REST_S, 2 * passed_s):
             self._held = True
+            # Not the last value, which is as noisy as the last reading.
+            self.budget_fps = demand_fps if self._output >= demand_fps else max(self._calm_fps, floor_fps)
             self._mean_c, self._trimmed_s = sensor.slow_c, 0.0
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""An Orin module in a fanless box, as a network of thermal resistances and capacities: what the tests govern.
+"""An Orin module in a fanless box, as a network of thermal resistances and capacities: something to be governed.
 
 Heat flows from the junction through the module with its heat spreader into the case and from there to the air::
 
@@ -138,11 +138,6 @@ class Plant:
         j, m, c = self._nodes
         rows = self._transition(seconds)
         self._nodes = tuple(a * j + b * m + d * c + e * junction_w + f * case_w for a, b, d, e, f in rows)  # type: ignore[assignment]
-
-    def settle(self, fps: float) -> None:
-        """Go straight to the steady state at a constant rate."""
-        for _ in range(60):
-            self.step(3600.0, fps)
 
     def _transition(self, seconds: float) -> tuple[tuple[float, ...], ...]:
         if seconds not in self._transitions:
