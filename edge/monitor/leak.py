@@ -2,8 +2,9 @@
 
 A window is cut into eight spans. Of each only the lowest value is kept: a cache that fills and is emptied has a low
 floor, a leak lifts the floor. A leak is suspected when the floor rises from every span to the next by much the same:
-one jump (a model was swapped) is in one span only, and growth towards a plateau (arenas, warm-up) gets slower. Windows
-of one minute to a day see leaks of 1 MB a second as well as of 1 MB a minute, with nine numbers each to remember.
+one jump (a model was swapped) is in one span only, and growth towards a plateau (arenas, warm-up) gets slower. And it
+must lead to where memory never was before: a cache that takes longer to fill than the window does so only once. Windows
+of one minute to a day see leaks of 1 MB a second as well as of 1 MB a minute, with a dozen numbers each to remember.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _LEAST_BYTES = 48 * _MB
 """Growth within a window that is worth a word."""
 _EVEN = 0.4
 """Every span must rise by at least this share of the mean rise ..."""
-_STEADY = 0.6
+_STEADY = 0.8
 """... and the later half of the window by this share of the earlier half."""
 _WARM_UP_S = 120.0
 """After the start and after a model was swapped: CUDA, engines and arenas take what they need."""
 _HORIZON_S = 60.0
 """A restart comes this long before the leak reaches 1.5 reserves: before a pause, with room for the last results."""
 _TIGHT = 1.5
-_WORTH = 0.25
+_WORTH = 0.5
 """Share of the reserve that this process must have grown by, or a restart would not help."""
 _STUCK_S = 60.0
 """So long a pause for want of memory may last if this process itself is what took it."""
@@ -89,12 +90,18 @@ class _Window:
         self._length_s = length_s
         self._span_s = length_s / _SPANS
         self._floors: deque[tuple[float, int]] = deque(maxlen=_SPANS)
+        self._peaks: deque[int] = deque(maxlen=_SPANS)
+        self._ceiling = 0
+        """Highest value before the window."""
         self._started_s = 0.0
         self._lowest: tuple[float, int] | None = None
+        self._highest = 0
         self._leak: Leak | None = None
 
     def clear(self) -> None:
         self._floors.clear()
+        self._peaks.clear()
+        self._ceiling = 0
         self._lowest = self._leak = None
 
     def step(self, at_s: float, used_bytes: int) -> Leak | None:
@@ -102,14 +109,22 @@ class _Window:
             # After a gap (suspend, rare readings) nothing is known of what lies between.
             self.clear()
         if self._lowest is None:
-            self._started_s, self._lowest = at_s, (at_s, used_bytes)
+            self._begin(at_s, used_bytes)
         elif at_s - self._started_s >= self._span_s:
+            if len(self._peaks) == _SPANS:
+                self._ceiling = max(self._ceiling, self._peaks[0])
             self._floors.append(self._lowest)
-            self._started_s, self._lowest = at_s, (at_s, used_bytes)
+            self._peaks.append(self._highest)
+            self._begin(at_s, used_bytes)
             self._leak = self._judge()
-        elif used_bytes < self._lowest[1]:
-            self._lowest = (at_s, used_bytes)
+        else:
+            self._lowest = min(self._lowest, (at_s, used_bytes), key=lambda moment: moment[1])
+            self._highest = max(self._highest, used_bytes)
         return self._leak
+
+    def _begin(self, at_s: float, used_bytes: int) -> None:
+        """A new span."""
+        self._started_s, self._lowest, self._highest = at_s, (at_s, used_bytes), used_bytes
 
     def _judge(self) -> Leak | None:
         floors = list(self._floors)
@@ -120,6 +135,7 @@ class _Window:
         half = len(rises) // 2
         if (
             grown < _LEAST_BYTES
+            or floors[-1][1] <= self._ceiling
             or min(rises) < _EVEN * grown / len(rises)
             or sum(rises[-half:]) < _STEADY * sum(rises[:half])
         ):

@@ -326,9 +326,8 @@ def test_min_fps_is_kept_while_inference_runs_at_all() -> None:
 
 def test_two_models_share_the_budget_in_proportion_above_their_minimum() -> None:
     scripted = Scripted(demands={"a": Demand(21.0, has_lighter=False), "b": Demand(11.0, has_lighter=False)})
-    scripted.step(5)
 
-    order = scripted.step(15, temperatures_c={"tj": 91.0})
+    order = scripted.step(20, temperatures_c={"tj": 87.0})
 
     assert order.mode == "limited"
     a, b = order.limits_fps["a"], order.limits_fps["b"]
