@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 OVER_CURRENT_EVERY_S = 60.0
 INSTANTANEOUS_EVERY_S = 600.0
-"""In its highest power mode an Orin Nano is said to count several a second, of a millisecond each: nothing to go for."""
+"""In its highest power mode an Orin Nano is said to count several a second, a millisecond each: no alarm."""
 SENSOR_LOST_S = 30.0
 SLEEPING_ZONES = ("cv", "gpu")
 """Beginnings of the names of zones that lose their power, and with it their sensor, while nobody needs them."""
