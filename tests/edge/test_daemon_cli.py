@@ -93,7 +93,7 @@ def test_sigterm_drains_and_ends_well(
             process.send_signal(signal.SIGTERM)
             output, log = process.communicate(timeout=30)
         summary = json.loads(output)
-        wait_until(lambda: len(subscriber.statuses()) == 2, "the farewell")
+        wait_until(lambda: subscriber.statuses()[-1]["state"] == "offline", "the farewell")
         wait_until(lambda: len(subscriber.results()) == summary["results_acknowledged"], "all results")
 
         assert process.returncode == 0, log
@@ -141,7 +141,7 @@ def test_a_killed_daemon_is_reported_by_the_broker(
     with ears(broker.port) as subscriber, running(write(broker.port)) as process:
         wait_until(subscriber.statuses, "the daemon to be online")
         process.kill()
-        wait_until(lambda: len(subscriber.statuses()) == 2, "the last will")
+        wait_until(lambda: subscriber.statuses()[-1]["state"] == "offline", "the last will")
 
         assert subscriber.statuses()[-1] == {
             "schema": "edge.status/1",

