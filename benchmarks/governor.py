@@ -30,6 +30,8 @@ TRIP_C = 99.0
 SET_POINT_C = 89.0
 MODEL = "detector"
 _MB = 1 << 20
+# As on Orin: tj has no passive trip point, the zones of the chip's parts have.
+_TRIPS = {"cpu": Trips(TRIP_C, 104.5), "tj": Trips()}
 
 
 class Policy(Protocol):
@@ -55,8 +57,7 @@ class Governed:
 
     def rate(self, at_s: float, measured_c: float) -> float:
         """What the governor's limit leaves of the demand."""
-        # As on Orin: tj has no passive trip point, the zones of the chip's parts have.
-        reading = Reading(at_s, self.memory, {"tj": measured_c}, {"cpu": Trips(TRIP_C, 104.5), "tj": Trips()})
+        reading = Reading(at_s, self.memory, {"tj": measured_c}, _TRIPS)
         self.order = self.governor.step(reading, {MODEL: Demand(self.demand_fps, self._has_lighter)})
         limit = self.order.limits_fps[MODEL]
         return self.demand_fps if limit is None else min(limit, self.demand_fps)

@@ -88,7 +88,7 @@ def test_any_one_parameter_may_be_50_percent_off(parameter: str, factor: float) 
     box = Box().scaled(**{parameter: factor})
     ambient_c = ambient_for(box, 0.5)
 
-    samples = simulate(Governed(), Plant(box, ambient_c=ambient_c, noise_c=0.2), hours=3)
+    samples = simulate(Governed(), Plant(box, ambient_c=ambient_c, noise_c=0.2), hours=2.5)
 
     assert_governed(samples, box.best_fps(SET_POINT_C, ambient_c=ambient_c))
 
@@ -319,6 +319,30 @@ def test_min_fps_is_kept_while_inference_runs_at_all() -> None:
 
     limits = [order.limits_fps[MODEL] for order in orders]
     assert all(limit is None or limit == 0.0 or limit >= 4.0 for limit in limits)
+
+
+def test_a_lighter_model_that_is_gone_is_not_waited_for() -> None:
+    scripted = Scripted(config.Governor(min_fps=15.0), {"a": Demand(30.0, has_lighter=True)})
+    scripted.step(30)
+    assert scripted.step(45, temperatures_c={"tj": 91.0}).lighter
+
+    scripted.demands = {"a": Demand(30.0, has_lighter=False)}
+    order = scripted.step()
+
+    assert not order.lighter
+    assert order.limits_fps == {"a": 15.0}
+    assert scripted.kinds()[-1] == "full_model"
+
+
+def test_work_that_begins_on_a_hot_box_begins_slowly_even_after_minutes_of_loading() -> None:
+    scripted = Scripted(demands={"a": Demand(0.0, has_lighter=False)})
+    scripted.step(300, temperatures_c={"tj": 80.0})
+
+    scripted.demands = {"a": Demand(30.0, has_lighter=False)}
+    order = scripted.step(2)
+
+    assert order.limits_fps["a"] is not None
+    assert order.limits_fps["a"] < 10.0
 
 
 # Step by step
