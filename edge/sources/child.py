@@ -17,6 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from edge.sources.diagnosis import diagnose, last_words
+from edge.sources.pipelines import elements_of
 from edge.sources.wire import FAILED, MAX_MESSAGE, OPENED, PICTURE, POOL, Gallery, Picture
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class Child:
             "target": opening.target,
             "parameters": dict(opening.parameters),
             "settings": list(opening.settings),
+            "elements": elements_of(opening.target) if opening.backend == "gstreamer" else [],
             "digest_s": digest_s,
             "grace_s": opening.grace_s,
             "abrupt": opening.abrupt,
