@@ -108,7 +108,8 @@ class Child:
             pass  # it has died already: reason() will say of what
         self._control.setblocking(False)
         self._output = self._process.stdout
-        os.set_blocking(self._output.fileno(), False)
+        self._output_fd = self._output.fileno()
+        os.set_blocking(self._output_fd, False)
         self._poll = select.poll()
         self._poll.register(self._control, select.POLLIN)
         self._poll.register(self._output, select.POLLIN)
@@ -134,8 +135,9 @@ class Child:
         Those before it are given back. The picture's slot is taken until ``show``'s view is forgotten or ``give_back``.
         """
         if not self.ended:
-            self._poll.poll(timeout_s * 1000)
-        self._read_lines()
+            ready = {fd for fd, _ in self._poll.poll(timeout_s * 1000)}
+            if self._output_fd in ready:
+                self._read_lines()
         newest: Picture | None = None
         while (message := self._next_message()) is not None:
             (text, fds) = message
@@ -231,7 +233,7 @@ class Child:
         """Take what it has printed."""
         while not self._output.closed:
             try:
-                data = os.read(self._output.fileno(), _LONGEST_LINE)
+                data = os.read(self._output_fd, _LONGEST_LINE)
             except BlockingIOError:
                 return
             if not data:

@@ -240,7 +240,10 @@ def main() -> int:
     cv2.setNumThreads(1)
 
     def send(message: bytes, fd: int | None = None) -> None:
-        socket.send_fds(control, [message], [] if fd is None else [fd])
+        if fd is None:
+            control.send(message)
+        else:
+            socket.send_fds(control, [message], [fd])
 
     capture: cv2.VideoCapture | None = None
     try:
