@@ -120,7 +120,7 @@ def test_the_steps_of_the_sensor_do_not_matter(resolution_c: float) -> None:
     assert mean_rate(settled) == pytest.approx(15.0, rel=0.05)
 
 
-@pytest.mark.parametrize(("period_s", "overshoot_c"), [(0.2, 1.5), (1.0, 1.5), (5.0, 2.5), (60.0, 9.0)])
+@pytest.mark.parametrize(("period_s", "overshoot_c"), [(0.2, 1.5), (1.0, 1.5), (5.0, 2.0), (60.0, 4.0)])
 def test_rare_readings_cost_overshoot_but_neither_rest_nor_rate(period_s: float, overshoot_c: float) -> None:
     hours = 1.5 if period_s < 1 else 4
     for share in (0.3, 0.7):
