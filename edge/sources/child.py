@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import select
 import signal
 import socket
@@ -80,7 +81,7 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, **opening.environ},
+                env=_environ(opening),
                 # Else a Ctrl-C in the daemon's terminal would end it too, before the daemon has said so.
                 start_new_session=True,
             )
@@ -247,3 +248,9 @@ class Child:
                 if text:
                     self._lines.append(text)
                     logger.debug("camera %s: %s", self._name, text)
+
+
+def _environ(opening: Opening) -> dict[str, str]:
+    """Ours, in which an operator may have set an option of OpenCV otherwise, without the passwords that are there."""
+    ours = {name: value for name, value in os.environ.items() if not re.fullmatch("EDGE_.*_PASSWORD", name)}
+    return {**opening.environ, **ours}

@@ -184,15 +184,19 @@ def test_a_password_may_hold_any_character(
 
 
 def test_a_wrong_password_is_told_as_such_and_shows_nowhere(
-    make_camera: Any, reading: Any, wait_until: Any, events: Events, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    make_camera: Any,
+    reading: Any,
+    wait_until: Any,
+    events: Events,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG)
     camera = make_camera(username="me", password=ODD)
-    (tmp_path / "password").write_text("Sesam7\n")
-    stream = rtsp(camera.url, username="me", password_file=str(tmp_path / "password"))
+    monkeypatch.setenv("EDGE_CAMERA_GATE_PASSWORD", "Sesam7")
     seen: list[bytes] = []
 
-    with reading(source_of(stream, events)) as reader:
+    with reading(source_of(rtsp(camera.url, username="me"), events)) as reader:
 
         def looked() -> bool:
             for pid in children():
@@ -368,7 +372,9 @@ def test_the_process_ends_with_a_daemon_that_is_killed(make_camera: Any, wait_un
         "        if frame is not None:\n"
         "            print(source._child.pid, flush=True)\n"
     )
-    with subprocess.Popen([sys.executable, script, camera.url], stdout=subprocess.PIPE, text=True) as daemon:
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    command = [sys.executable, script, camera.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as daemon:
         assert daemon.stdout is not None
         pid = int(daemon.stdout.readline())
         assert Path(f"/proc/{pid}").exists()

@@ -85,7 +85,8 @@ def test_ffmpeg_is_told_the_transport_and_v4l2_the_format_before_the_size() -> N
     usb = opening(config.V4l2(size=(640, 480), fps=15, format="mjpeg"), "v4l2", key=KEY)
 
     assert network.target == "rtsp://camera/1"
-    assert network.environ == {"OPENCV_FFMPEG_CAPTURE_OPTIONS": "rtsp_transport;udp"}
+    assert network.environ["OPENCV_FFMPEG_CAPTURE_OPTIONS"] == "rtsp_transport;udp"
+    assert int(network.environ["OPENCV_FFMPEG_THREADS"]) <= 2
     assert network.parameters["CAP_PROP_READ_TIMEOUT_MSEC"] > 5000
     assert usb.settings == (
         ("CAP_PROP_FOURCC", 0x47504A4D),  # 'MJPG', as <linux/videodev2.h> has it
