@@ -186,7 +186,8 @@ def run_loop(job: Job, outcome: Outcome) -> None:
     stream = deployment.streams[0]
     assert isinstance(stream.source, config.TestPattern), "the benchmark's source"
     with PatternSource(stream.source, stream=stream.name) as source:
-        pictures = [frame.image for frame in itertools.islice(source.frames(threading.Event()), 16)]
+        frames = (frame for frame in source.frames(threading.Event()) if frame is not None)
+        pictures = [frame.image for frame in itertools.islice(frames, 16)]
     witness = Witness(job, outcome)
     with open_pipeline(job, deployment.model(stream.model)) as pipeline:
         pipeline.warm_up()

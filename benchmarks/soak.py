@@ -27,7 +27,7 @@ import time
 from collections import Counter
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchmarks import machine
 from benchmarks.rig import Broker, Subscriber, poll
@@ -36,8 +36,7 @@ from benchmarks.soak_driver import Control, Job
 from benchmarks.soak_faults import CAMERA_FAULTS, FAULTS, rounds
 from benchmarks.soak_keeper import Keeper
 from benchmarks.soak_report import BOUNDS, Occurrence, Outcome, document, judge, memory_of, report
-from benchmarks.soak_site import DEVICE, Disk, Site, load_by_path
-from edge import config
+from benchmarks.soak_site import DEVICE, STREAMS, Disk, Site, load_by_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -87,7 +86,7 @@ def soak(folder: Path, *, seconds: float, seed: int) -> Outcome:
         (folder / "broker").mkdir()
         broker = stack.enter_context(Broker(folder / "broker", durable=True))
         disk = stack.enter_context(_disk(folder, left_out))
-        camera = stack.enter_context(_camera(left_out))
+        camera = stack.enter_context(load_by_path(ROOT / "tests/rtsp_server.py").RtspServer(fps=10.0))
         site = Site(folder, broker, control, disk=disk, camera=camera)
         subscriber = stack.enter_context(Subscriber(broker.port, f"edge/{DEVICE}/#"))
         broker.save()  # the session must outlive the first kill
@@ -138,10 +137,9 @@ class Run:
         spacing_s = (seconds - _LAST_ROUND_S) / (count - 1) if count > 1 else 0.0
         if count == 1:
             left_out |= {fault.name: f"needs {_SEVERAL_ROUNDS_FROM_S:.0f} s" for fault in FAULTS if fault.long}
-        self._await_results(self._site.streams, since_s=self.began_s)
+        self._await_results(STREAMS, since_s=self.began_s)
         cameras = threading.Thread(target=self._break_cameras, args=(random.Random(self._rng.random()),))  # noqa: S311
-        if self._site.camera is not None:
-            cameras.start()
+        cameras.start()
         try:
             for number, one in enumerate(rounds(FAULTS, self._rng, count=count, left_out=left_out)):
                 self._until(self.began_s + number * spacing_s)
@@ -151,8 +149,7 @@ class Run:
             self._until(self.began_s + seconds)
         finally:
             self._over.set()
-            if self._site.camera is not None:
-                cameras.join()
+            cameras.join()
         if self._error is not None:
             raise self._error
 
@@ -224,17 +221,6 @@ def _disk(folder: Path, left_out: dict[str, str]) -> Iterator[Disk | None]:
         return
     with Disk(folder / "disk") as disk:
         yield disk
-
-
-@contextmanager
-def _camera(left_out: dict[str, str]) -> Iterator[Any]:
-    """An RTSP camera that can be broken, or a word on why there is none."""
-    if not hasattr(config, "Rtsp"):
-        left_out |= {fault.name: "no RTSP source" for fault in CAMERA_FAULTS}
-        yield None
-        return
-    with load_by_path(ROOT / "tests/rtsp_server.py").RtspServer(fps=10.0) as camera:
-        yield camera
 
 
 def _unshare_mounts() -> None:

@@ -26,13 +26,14 @@ if TYPE_CHECKING:
     from benchmarks.rig import Broker
     from benchmarks.soak_driver import Control
 
-__all__ = ["DEVICE", "STEADY", "Disk", "Site", "load_by_path"]
+__all__ = ["CAMERA", "DEVICE", "STEADY", "STREAMS", "Disk", "Site", "load_by_path"]
 
 ROOT = Path(__file__).parents[1]
 DEVICE = "soak"
 STEADY = frozenset({"pattern", "video"})
 """Streams that nobody takes down by themselves."""
 CAMERA = "camera"
+STREAMS = STEADY | {CAMERA}
 
 _DISK_BYTES = 4 << 20
 _IDLE_C, _HOT_C = 48.0, 93.0
@@ -97,7 +98,7 @@ class Site:
             broker: that runs.
             control: of the daemon's processes.
             disk: for the outbox; None: it lies on the folder's own.
-            camera: an RTSP server, see tests/rtsp_server.py; None: there is none.
+            camera: that is on; see tests/rtsp_server.py.
         """
         self.broker = broker
         self.control = control
@@ -112,11 +113,6 @@ class Site:
         self.cool()
         self.give_memory()
         self.deploy()
-
-    @property
-    def streams(self) -> frozenset[str]:
-        """Names of all streams."""
-        return STEADY | {CAMERA} if self.camera is not None else STEADY
 
     def deploy(self) -> None:
         """Write a sound deployment file that differs from the one before: another score threshold."""
@@ -163,13 +159,12 @@ class Site:
 
     def _document(self) -> dict[str, Any]:
         outbox = (self._folder if self.disk is None else self.disk.folder) / "outbox.db"
+        camera = {"type": "rtsp", "url": self.camera.url, "stall_s": 1.5, "frozen_s": 2.0, "backend": "ffmpeg"}
         streams: list[dict[str, Any]] = [
             {"name": "pattern", "source": {"type": "pattern", "size": [320, 240], "fps": 10}},
             {"name": "video", "source": {"type": "video", "path": "video.avi", "fps": 10}},
+            {"name": CAMERA, "source": camera},
         ]
-        if self.camera is not None:
-            source = {"type": "rtsp", "url": self.camera.url, "stall_s": 1.5, "frozen_s": 2.0, "backend": "ffmpeg"}
-            streams.append({"name": CAMERA, "source": source})
         return {
             "version": 1,
             "device": DEVICE,

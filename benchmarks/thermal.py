@@ -74,6 +74,11 @@ class Box:
         chip_w = (limit_c - ambient_c - case_rise_k) / self.resistance_k_per_w
         return (chip_w - self.idle_w - self.leakage_at(limit_c)) / (inference_j or self.inference_j)
 
+    def ambient_for(self, limit_c: float, fps: float) -> float:
+        """Ambient temperature in which ``fps`` is the best rate for ``limit_c``."""
+        chip_w = self.idle_w + self.leakage_at(limit_c) + fps * self.inference_j
+        return limit_c - chip_w * self.resistance_k_per_w - self.board_w * self.case_to_ambient_k_per_w
+
     def scaled(self, **factors: float) -> Self:
         """The same box with some figures multiplied."""
         return replace(self, **{name: getattr(self, name) * factor for name, factor in factors.items()})

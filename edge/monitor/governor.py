@@ -118,6 +118,8 @@ class Governor:
         heat = self._thermometer.read(reading)
         recovered = self._step_memory(reading)
         has_lighter = any(demand.has_lighter for demand in demands.values())
+        if demands and not has_lighter:
+            self._give_up_lighter(heat)
         self._step_heat(reading, heat, has_lighter=has_lighter, memory_recovered=recovered)
         return self._order(reading, heat)
 
@@ -217,6 +219,14 @@ class Governor:
             self._rate.restart(floor_fps)
             self._tell_rung(before, heat)
 
+    def _give_up_lighter(self, heat: Heat) -> None:
+        """A lighter model that was at work could not be loaded, or the deployment names none any more."""
+        before = self._ladder.rung
+        self._ladder.give_up_lighter()
+        if before != self._ladder.rung:
+            self._rate.restart(self._shares.floor_fps)
+            self._tell_rung(before, heat)
+
     def _without_set_point(self, heat: Heat) -> None:
         reason = (
             "no thermal zone can be read"
@@ -281,7 +291,7 @@ class Governor:
 
     def _tell_rate(self, at_s: float, limits: Mapping[str, float | None], heat: Heat) -> None:
         """Say that rates are limited, that this changed much, or that it is over: rarely, whatever the noise does."""
-        limited = {name: round(limit, 2) for name, limit in limits.items() if limit is not None}
+        limited = {name: limit for name, limit in limits.items() if limit is not None}
         if not limited:
             if self._told_fps is None:
                 return
@@ -305,6 +315,6 @@ class Governor:
             f"frame rate {'limited' if lower else 'may rise'} to {total:.1f}/s: {why}",
             severity="warning" if lower else "info",
             limit_fps=round(total, 2),
-            limits_fps=limited,
+            limits_fps={name: round(limit, 2) for name, limit in limited.items()},
             **self._heat_fields(heat),
         )

@@ -114,6 +114,13 @@ class Ladder:
             return True
         return False
 
+    def give_up_lighter(self) -> None:
+        """There is no lighter model any more."""
+        self.lighter = False
+        if self.rung == "lighter":
+            assert self._at_s is not None, "it has climbed there"
+            self._go(self._at_s, "full")
+
     def _down(self, at_s: float, *, has_lighter: bool, urgent: bool) -> bool:
         swap = self.rung == "full" and has_lighter
         if swap and self._swapped_at_s is not None and at_s - self._swapped_at_s < _DWELL_S:

@@ -44,7 +44,7 @@ _ALARM_C = 0.9
 _ALARM_NOISE = 4.5
 """A held rate is given up at once when the temperature ahead is so far above the set point, or so many sigmas."""
 _START_C = 25.0
-"""Where the first reading is so near the set point, the first minute begins at a quarter of the demand."""
+"""So near the set point, work begins at a quarter of the demand."""
 _START = 0.25
 _RISE_PER_READING = 0.05
 """Nor by more than this from one reading to the next: what comes rarely has to be waited for."""
@@ -62,6 +62,7 @@ class RateController:
         """What is allowed now; infinite where nothing is limited."""
         self._sensor = _Sensor()
         self._output = self._integral = math.inf
+        self._started = False
         self._held = True
         self._resting_s = 0.0
         self._calm_fps = 0.0
@@ -110,9 +111,9 @@ class RateController:
         Returns:
             The budget, at least ``floor_fps``; the demand or more means that nothing is limited.
         """
-        first = self._sensor.empty
         passed_s = self._sensor.observe(at_s, temperature_c)
-        if first:
+        if not self._started:
+            self._started = True
             self.resume(demand_fps, set_point_c)
         above_c = self._sensor.slow_c - set_point_c
         if above_c < -_WARM_C - 2 and self.budget_fps >= demand_fps and self._held:
@@ -204,11 +205,6 @@ class _Sensor:
         self._slope = 0.0
         self._at_s: float | None = None
         self._last_c = 0.0
-
-    @property
-    def empty(self) -> bool:
-        """Before the first reading."""
-        return self._at_s is None
 
     @property
     def ahead_c(self) -> float:

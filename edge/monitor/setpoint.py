@@ -51,13 +51,16 @@ class Thermometer:
         self._wanted = section.zone
         self._seen_at_s: float | None = None
         self._last: Heat | None = None
+        self._reported: Mapping[str, Trips] = {}
         self._trips: dict[str, float] = {}
         self._warned: set[str] = set()
 
     def read(self, reading: Reading) -> Heat:
         """Zone, temperature and limits as of this reading."""
         temperatures_c = {zone: value for zone, value in reading.temperatures_c.items() if _plausible(value)}
-        self._trips.update(_throttle_points(reading.trips))
+        if reading.trips != self._reported:
+            self._reported = reading.trips
+            self._trips.update(_throttle_points(reading.trips))
         if self._wanted is None and "tj" in temperatures_c:
             self._wanted = "tj"
         if self._seen_at_s is None:

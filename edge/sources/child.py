@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import select
 import signal
 import socket
@@ -17,6 +18,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from edge.sources.diagnosis import diagnose, last_words
+from edge.sources.pipelines import elements_of
 from edge.sources.wire import FAILED, MAX_MESSAGE, OPENED, PICTURE, POOL, Gallery, Picture
 
 if TYPE_CHECKING:
@@ -79,7 +81,7 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, **opening.environ},
+                env=_environ(opening),
                 # Else a Ctrl-C in the daemon's terminal would end it too, before the daemon has said so.
                 start_new_session=True,
             )
@@ -95,6 +97,7 @@ class Child:
             "target": opening.target,
             "parameters": dict(opening.parameters),
             "settings": list(opening.settings),
+            "elements": elements_of(opening.target) if opening.backend == "gstreamer" else [],
             "digest_s": digest_s,
             "grace_s": opening.grace_s,
             "abrupt": opening.abrupt,
@@ -106,7 +109,8 @@ class Child:
             pass  # it has died already: reason() will say of what
         self._control.setblocking(False)
         self._output = self._process.stdout
-        os.set_blocking(self._output.fileno(), False)
+        self._output_fd = self._output.fileno()
+        os.set_blocking(self._output_fd, False)
         self._poll = select.poll()
         self._poll.register(self._control, select.POLLIN)
         self._poll.register(self._output, select.POLLIN)
@@ -132,8 +136,9 @@ class Child:
         Those before it are given back. The picture's slot is taken until ``show``'s view is forgotten or ``give_back``.
         """
         if not self.ended:
-            self._poll.poll(timeout_s * 1000)
-        self._read_lines()
+            ready = {fd for fd, _ in self._poll.poll(timeout_s * 1000)}
+            if self._output_fd in ready:
+                self._read_lines()
         newest: Picture | None = None
         while (message := self._next_message()) is not None:
             (text, fds) = message
@@ -229,7 +234,7 @@ class Child:
         """Take what it has printed."""
         while not self._output.closed:
             try:
-                data = os.read(self._output.fileno(), _LONGEST_LINE)
+                data = os.read(self._output_fd, _LONGEST_LINE)
             except BlockingIOError:
                 return
             if not data:
@@ -243,3 +248,9 @@ class Child:
                 if text:
                     self._lines.append(text)
                     logger.debug("camera %s: %s", self._name, text)
+
+
+def _environ(opening: Opening) -> dict[str, str]:
+    """Ours, in which an operator may have set an option of OpenCV otherwise, without the passwords that are there."""
+    ours = {name: value for name, value in os.environ.items() if not re.fullmatch("EDGE_.*_PASSWORD", name)}
+    return {**opening.environ, **ours}

@@ -13,12 +13,14 @@ __all__ = ["diagnose", "last_words", "masker"]
 # Pattern of a line -> what it means for whoever has to mend it, as the end of a sentence about the camera. The first
 # that fits any line wins: the nearer to a cause, the further up.
 _MEANINGS = [
+    (r'no element "([^"]+)"', "needs the GStreamer element {0}, which is not installed"),
     (r"\b401\b|[Uu]nauthori[sz]ed", "refuses the user name or password (401 Unauthorized)"),
     (r"\b403\b.*Forbidden", "refuses this user (403 Forbidden)"),
-    (r"\b404\b|Stream Not Found", "has no stream of that address (404 Not Found)"),
+    (r"\b404\b|Stream Not Found|rtspsrc\d* reported: Not [Ff]ound", "has no stream of that address (404 Not Found)"),
     (r"\b461\b|Unsupported Transport", "does not offer this transport (461); try transport: tcp"),
     (r"\b453\b|Not Enough Bandwidth", "serves too many clients already (453 Not Enough Bandwidth)"),
-    (r"[Cc]onnection refused|Could not connect", "cannot be reached: nothing listens at that address"),
+    (r"[Cc]onnection refused", "cannot be reached: nothing listens at that address"),
+    (r"rtspsrc\d* reported: Could not (?:open|connect)", "cannot be reached at that address"),
     (r"No route to host|Network is unreachable", "cannot be reached: there is no way to that address"),
     (r"[Nn]ame or service not known|Failed to resolve|Could not resolve", "cannot be reached: its name is not known"),
     (
@@ -29,7 +31,7 @@ _MEANINGS = [
         r"Failed to create CaptureSession|Cannot create camera provider|Connecting to nvargus-daemon failed",
         "gets no session from Argus; systemctl restart nvargus-daemon if it stays so",
     ),
-    (r'no element "([^"]+)"', "needs the GStreamer element {0}, which is not installed"),
+    (r"No cameras available|Invalid camera device specified", "is not there: Argus knows no sensor of that number"),
     (r"Device or resource busy|Device '.*' is busy", "is in use by another process"),
     (r"Permission denied", "may not be opened by this user; the group video usually may"),
     (r"not-negotiated|No supported formats found|not negotiated", "does not offer this size, rate or format"),

@@ -51,7 +51,8 @@ class FolderSource:
         self._fps = section.fps or _DEFAULT_FPS
         self._stamp = Stamper(stream)
         self._refused: set[str] = set()
-        self.health = SourceHealth("opening")
+        self._has_given = False
+        self.health = _LIVE
         self._list()
 
     @property
@@ -81,7 +82,7 @@ class FolderSource:
             try:
                 yield from self._pass(pacer, stop)
             except DataError as error:
-                if not self._loop or self.health.state == "opening":
+                if not (self._loop and self._has_given):
                     raise
                 if self.health.state == "live":
                     logger.warning("%s; waiting for pictures", error)
@@ -103,7 +104,7 @@ class FolderSource:
                     return
                 if self.health.state == "lost":
                     logger.info("%s: %s: has pictures again", self._key, self._folder)
-                self.health = _LIVE
+                self.health, self._has_given = _LIVE, True
                 yield self._stamp(image, printable(path.name))
             if stop.is_set():
                 return

@@ -15,8 +15,10 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
     from edge.types import Image
 
-__all__ = ["Errand", "Grabber", "main"]
+__all__ = ["CameraEndedError", "Errand", "Grabber", "main"]
 
 _BACKENDS = {"ffmpeg": cv2.CAP_FFMPEG, "gstreamer": cv2.CAP_GSTREAMER, "v4l2": cv2.CAP_V4L2}
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -50,6 +52,8 @@ class Errand(TypedDict):
     """Properties of ``cv2`` to open with, by name; one that this OpenCV does not know is left out."""
     settings: list[tuple[str, float]]
     """Properties to set once it is open, in this order."""
+    elements: list[str]
+    """Of GStreamer, that the pipeline needs."""
     digest_s: float | None
     """How often the digest of a picture is computed; None: never."""
     grace_s: float
@@ -58,7 +62,7 @@ class Errand(TypedDict):
     """Whether the kernel may end this process with the daemon, before it has released the camera."""
 
 
-class _EndedError(Exception):
+class CameraEndedError(Exception):
     """There is nothing more to come; the text says why."""
 
 
@@ -98,10 +102,10 @@ class Grabber:
         """Grab one picture and hand it over, if there is room.
 
         Raises:
-            _EndedError: the camera gives no more.
+            CameraEndedError: the camera gives no more.
         """
         if not self._capture.grab():
-            raise _EndedError("has ended the stream")
+            raise CameraEndedError("has ended the stream")
         number, self._grabbed = self._grabbed, self._grabbed + 1
         at_s, at_utc_us = self._clock(), self._utc_clock_ns() // 1000
         if self._pool is not None:
@@ -124,7 +128,7 @@ class Grabber:
         if not found:
             return None
         if given.dtype != np.uint8:
-            raise _EndedError(f"gives pictures of {given.dtype}; only 8 bits for each channel can be used")
+            raise CameraEndedError(f"gives pictures of {given.dtype}; only 8 bits for each channel can be used")
         height, width = given.shape[:2]
         if self._pool is None or height * width * 3 > self._pool.slot_bytes:
             self._pool, slot = self._new_pool(height * width * 3), 0
@@ -150,7 +154,7 @@ class Grabber:
         try:
             pool = Pool(picture_bytes)
         except OSError as error:
-            raise _EndedError(f"needs memory for its pictures: {error.strerror}") from error
+            raise CameraEndedError(f"needs memory for its pictures: {error.strerror}") from error
         pool.count(self._grabbed)
         self._send(pool.announce(), pool.fd)
         return pool
@@ -173,7 +177,7 @@ def _convert(given: Any, image: Image) -> None:
     elif channels == 1:
         cv2.cvtColor(given, cv2.COLOR_GRAY2BGR, dst=image)
     else:
-        raise _EndedError(f"gives pictures of {channels} channels; allowed are 1, 3 and 4")
+        raise CameraEndedError(f"gives pictures of {channels} channels; allowed are 1, 3 and 4")
 
 
 def _open(errand: Errand) -> cv2.VideoCapture:
@@ -187,10 +191,21 @@ def _open(errand: Errand) -> cv2.VideoCapture:
     ]
     capture = cv2.VideoCapture(target, backend, parameters) if parameters else cv2.VideoCapture(target, backend)
     if not capture.isOpened():
-        raise _EndedError("cannot be opened")
+        _name_missing(errand["elements"])
+        raise CameraEndedError("cannot be opened")
     for name, value in errand["settings"]:
         capture.set(getattr(cv2, name), value)  # cameras take what comes nearest; the pictures show what it was
     return capture
+
+
+def _name_missing(elements: list[str]) -> None:
+    """Print which elements are missing, as GStreamer would: OpenCV does not, and tells of what failed next instead."""
+    program = shutil.which("gst-inspect-1.0")
+    if program is None:
+        return
+    for name in elements:
+        if subprocess.run([program, "--exists", name], check=False).returncode:  # noqa: S603 - names are ours
+            sys.stderr.write(f'no element "{name}"\n')
 
 
 def _end_with_daemon(control: socket.socket, ending: threading.Event, grace_s: float) -> None:
@@ -225,7 +240,10 @@ def main() -> int:
     cv2.setNumThreads(1)
 
     def send(message: bytes, fd: int | None = None) -> None:
-        socket.send_fds(control, [message], [] if fd is None else [fd])
+        if fd is None:
+            control.send(message)
+        else:
+            socket.send_fds(control, [message], [fd])
 
     capture: cv2.VideoCapture | None = None
     try:
@@ -234,7 +252,7 @@ def main() -> int:
         grabber = Grabber(capture, send, digest_s=errand["digest_s"])
         while not ending.is_set():
             grabber.turn()
-    except (_EndedError, cv2.error) as error:
+    except (CameraEndedError, cv2.error) as error:
         text = error.err if isinstance(error, cv2.error) else str(error)
         sys.stderr.flush()
         _tell(send, text)

@@ -42,7 +42,7 @@ class PatternSource:
         self._fps = section.fps
         self._clock = clock
         self._stamp = Stamper(stream, clock=clock)
-        self.health = SourceHealth("opening")
+        self.health = _LIVE
 
     @property
     def description(self) -> str:
@@ -66,7 +66,6 @@ class PatternSource:
         pacer = Pacer(self._fps, clock=self._clock)
         number = 0
         while (yield from pacer.beats(stop)):
-            self.health = _LIVE
             top = number * _STEP_ROWS % height
             yield self._stamp(scroll[top : top + height])
             number += 1

@@ -57,7 +57,7 @@ class Opening:
     settings: tuple[tuple[str, float], ...] = ()
     """Properties to set once it is open, in this order."""
     environ: Mapping[str, str] = field(default_factory=dict)
-    """For the process."""
+    """For the process, where the daemon's own does not say otherwise."""
     grace_s: float = 1.0
     """How long releasing the camera may take."""
     abrupt: bool = True
@@ -182,7 +182,11 @@ def _rtsp(section: config.Rtsp, backend: Backend, key: str, password: str | None
         # OpenCV's own deadlines rather than FFmpeg's: "timeout" makes FFmpeg 4 wait for connections instead. They only
         # keep an orphan from waiting for ever; the daemon's deadlines are shorter.
         limits = {"CAP_PROP_OPEN_TIMEOUT_MSEC": 60_000, "CAP_PROP_READ_TIMEOUT_MSEC": 2000 * section.stall_s + 10_000}
-        environ = {"OPENCV_FFMPEG_CAPTURE_OPTIONS": f"rtsp_transport;{section.transport}"}
+        environ = {
+            "OPENCV_FFMPEG_CAPTURE_OPTIONS": f"rtsp_transport;{section.transport}",
+            # FFmpeg decodes as many frames at once as it has threads, each a frame of delay; OpenCV takes all cores.
+            "OPENCV_FFMPEG_THREADS": "2",
+        }
         return Opening("ffmpeg", url, parameters=limits, environ=environ, grace_s=_GRACE_S["ffmpeg"])
     source = " ".join(
         [

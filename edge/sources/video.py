@@ -48,7 +48,7 @@ class VideoSource:
         self._key = f"{key}.path"
         self._loop = section.loop
         self.lossless = section.pace == "fast"
-        self.health = SourceHealth("opening")
+        self.health = _LIVE
         self._stamp = Stamper(stream)
         if not self._path.exists():
             raise DataError(f"{self._key}: {self._path}: no such file")
@@ -86,7 +86,6 @@ class VideoSource:
                 count += 1
                 if pacer is not None and not (yield from pacer.beats(stop)):
                     return
-                self.health = _LIVE
                 yield self._stamp(np.ascontiguousarray(image, np.uint8))
             if stop.is_set():
                 return

@@ -82,7 +82,7 @@ class WatchSource:
         self._utc_clock = utc_clock
         self._stamp = Stamper(stream)
         self._seen: dict[str, _Seen] = {}
-        self.health = SourceHealth("opening")
+        self.health = SourceHealth("live")
         if not self._folder.is_dir():
             raise DataError(f"{self._key}: {self._folder}: no such folder")
 

@@ -33,11 +33,11 @@ def film(path: Path, frames: int, *, fps: float = 20.0) -> None:
     writer.release()
 
 
-def stream(source: config.Folder | config.Video) -> config.Stream:
+def stream(source: config.Folder | config.Video | config.TestPattern) -> config.Stream:
     return config.Stream(name="belt", source=source)
 
 
-def play(source: config.Folder | config.Video, limit: int = 100) -> list[Frame]:
+def play(source: config.Folder | config.Video | config.TestPattern, limit: int = 100) -> list[Frame]:
     frames: list[Frame] = []
     stop = threading.Event()
     with open_source(stream(source), key="streams[0].source", events=Events()) as opened:
@@ -232,3 +232,32 @@ def test_a_video_as_fast_as_it_is_taken_gives_every_frame(tmp_path: Path) -> Non
     with open_source(stream(section), key="k", events=Events()) as source:
         assert source.lossless
         assert len(list(source.frames(threading.Event()))) == 7
+
+
+def test_a_test_pattern_is_the_same_each_time_and_allocates_no_pictures() -> None:
+    section = config.TestPattern(size=(64, 48), fps=FAST)
+    first, second = play(section, limit=60), play(section, limit=60)
+
+    for one, other in zip(first, second, strict=True):
+        assert (one.image == other.image).all()
+    assert len({id(frame.image.base) for frame in first}) == 1, "all are views of one array"
+    assert not first[0].image.flags.writeable
+
+
+@pytest.mark.parametrize("kind", ["folder", "video", "pattern"])
+def test_a_source_that_has_no_frame_yet_says_so(tmp_path: Path, kind: str) -> None:
+    picture(tmp_path / "a.png", 10)
+    film(tmp_path / "film.avi", 3)
+    slow = 0.001
+    sections: dict[str, config.Folder | config.Video | config.TestPattern] = {
+        "folder": config.Folder(path=str(tmp_path), fps=slow),
+        "video": config.Video(path=str(tmp_path / "film.avi"), fps=slow),
+        "pattern": config.TestPattern(fps=slow),
+    }
+    with open_source(stream(sections[kind]), key="k", events=Events()) as source:
+        frames = source.frames(threading.Event())
+
+        assert next(frames) is not None
+        assert [next(frames), next(frames)] == [None, None]  # the next one is due in 1000 seconds
+        assert source.health.state == "live"
+        assert source.skipped == 0
