@@ -70,16 +70,10 @@ def main() -> None:
     metavar="SECONDS",
     help="Stop after so many seconds; fail if results could not be delivered. Default: run for ever.",
 )
-@click.option(
-    "--log-format",
-    type=click.Choice(["plain", "json"]),
-    default="plain",
-    show_default=True,
-    help="Log lines on stderr for people, or one JSON object a line.",
-)
+@commandline.log_format_option
 @click.option("--json", "as_json", is_flag=True, help="Print the closing summary as JSON.")
 @verbosity_options
-def run(deployment: Path, *, duration_s: float | None, log_format: str, as_json: bool) -> None:
+def run(deployment: Path, *, duration_s: float | None, log_format: commandline.LogFormat, as_json: bool) -> None:
     """Run the deployment until SIGTERM or Ctrl-C.
 
     On either, the last results are published and what the broker has not acknowledged stays in the outbox; a second
@@ -89,8 +83,7 @@ def run(deployment: Path, *, duration_s: float | None, log_format: str, as_json:
 
     Exits with 75 to be started again before a leak uses up the memory, with 79 when a part hangs or keeps failing.
     """
-    if log_format == "json":
-        commandline.configure_logging(logging.getLogger("edge").level, structured=True)
+    commandline.configure_logging(logging.getLogger("edge").level, log_format=log_format)
     loaded = config.load(deployment)
 
     from edge import daemon
@@ -199,7 +192,7 @@ def _inspect(deployment: config.Deployment) -> tuple[dict[str, Any], list[EdgeEr
     from edge.engine import artifact_of, backend_of, examine
     from edge.publish.mqtt import find_password
     from edge.publish.publisher import outbox_path
-    from edge.sources import describe
+    from edge.sources import describe, problems
     from edge.sources.video import opencv_build
     from edge.tasks import labels
 
@@ -226,7 +219,9 @@ def _inspect(deployment: config.Deployment) -> tuple[dict[str, Any], list[EdgeEr
             faults.extend(ConfigError([f"models.{model.name}.{problem}"]) for problem in error.problems)
         models.append(entry)
     streams = []
-    for stream in deployment.streams:
+    for index, stream in enumerate(deployment.streams):
+        found = problems(stream, key=f"streams[{index}].source")
+        faults += [fault for fault in found if str(fault) not in {str(known) for known in faults}]
         topic = results_topic(deployment.mqtt.topic, deployment.device_id, stream.name)
         model_name = deployment.model(stream.model).name
         kind, place = str(stream.source.__struct_config__.tag), getattr(stream.source, "path", None)

@@ -80,18 +80,14 @@ log_format_option = click.option(
 """Adds ``log_format`` to a command, for ``configure_logging``."""
 
 
-def configure_logging(
-    level: int, *, log_format: LogFormat = "plain", program: str = "edge-daemon", structured: bool = False
-) -> None:
+def configure_logging(level: int, *, log_format: LogFormat = "plain", program: str = "edge-daemon") -> None:
     """Send the log to stderr, or to the journal that stands behind it.
 
     Args:
         level: of our own records; of libraries only warnings are shown.
         log_format: how.
         program: what the journal knows us as.
-        structured: the same as ``log_format="json"``.
     """
-    log_format = "json" if structured else log_format
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if log_format == "journal" or (log_format == "auto" and is_connected(sys.stderr)):
         handler.setFormatter(PrefixFormatter())

@@ -246,6 +246,8 @@ class _Daemon:
                 self._begin()
                 stopped = self._watch(None if duration_s is None else ready_s + duration_s)
             restart = self._restart_wanted()
+            if restart is not None:
+                self._events.emit("restart_wanted", f"to be started again: {restart}", severity="warning")
             stuck = self._wind_up()
         summary = self._summarise(self._clock() - ready_s, stuck)
         if summary.results_left:
@@ -283,7 +285,7 @@ class _Daemon:
         streams = list(self._roster.captures)
         self._notify("READY=1", f"STATUS=running {len(streams)} streams")
         topic = results_topic(self._deployment.mqtt.topic, self._deployment.device_id, "+")
-        text = f"ready: {len(streams)} streams, results to {topic}"
+        text = f"ready, results to {topic}"
         self._events.emit("started", text, version=__version__, streams=streams)
 
     def _watch(self, ends_s: float | None) -> bool:

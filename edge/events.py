@@ -39,7 +39,6 @@ Kind: TypeAlias = Literal[
     "camera_lost",
     "stream_ended",
     # models
-    "model_ready",
     "model_swapped",
     "frame_failed",
     # governor and monitor
