@@ -264,12 +264,12 @@ def test_who_keeps_pictures_makes_the_camera_skip_and_not_be_lost(
     make_camera: Any, reading: Any, wait_until: Any, events: Events
 ) -> None:
     camera = make_camera(fps=100)
-    source = source_of(rtsp(camera.url, stall_s=1.0), events)
+    source = source_of(rtsp(camera.url, stall_s=5.0), events)  # less, and a busy machine loses the camera
 
     with reading(source, hold=True) as reader:
         wait_until(lambda: reader.handed == SLOTS, "all slots to be taken", deadline_s=PATIENCE_S)
         sent = camera.sent
-        wait_until(lambda: camera.sent > sent + 250, "more than stall_s of pictures", deadline_s=PATIENCE_S)
+        wait_until(lambda: camera.sent > sent + 600, "more than stall_s of pictures", deadline_s=PATIENCE_S)
         assert reader.handed == SLOTS
         assert source.health.state == "live"
         reader.kept.clear()
